@@ -1,7 +1,7 @@
 """Typed clients of a running node's control API: `Client` for an event loop, `SyncClient` without one.
 
-They import no code of the node, and pydantic only to validate an answer. They implement HTTP (RFC 9112)
-themselves, because importing a library for it takes longer than a short command may run.
+This module imports no code of the node, and pydantic only to validate an answer. It implements HTTP (RFC
+9112) itself, because importing an HTTP library takes longer than a short command may run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 CHUNK = 65_536
-"""Bytes read at a time."""
+"""Maximum number of bytes that are read at a time."""
 
 
 def http_request(method: str, path: str, body: Any = None) -> bytes:
@@ -44,7 +44,8 @@ def http_request(method: str, path: str, body: Any = None) -> bytes:
 
 
 def http_response(received: bytes) -> tuple[int, bytes]:
-    """Return status and body from all bytes that a server sent before it closed. Raises ValueError."""
+    """Return the status and the body of a response, given all bytes that the server sent before it closed the
+    connection. Raises ValueError if it is not a complete HTTP response."""
     head, _, body = received.partition(b"\r\n\r\n")
     line, *fields = head.decode("latin-1").split("\r\n")
     version, _, status = line.partition(" ")
@@ -94,18 +95,18 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 Kind = Callable[[], type[T]]
-"""Function that returns the model of an answer. It is called, and so imports the model, only to validate an
-answer."""
+"""Function that returns the pydantic model of an answer. The call imports the model, so it is called only
+when an answer is validated."""
 
 ANSWER_DEADLINE = 10.0
-"""Time limit, in seconds, for an answer that needs no computation by the language model."""
+"""Time limit, in seconds, for an answer that needs no forward pass of the language model."""
 
 DECISION_DEADLINE = 60.0
-"""Time limit for a decision to be signed and stored, in seconds. The organiser signs decisions one after the
+"""Time limit, in seconds, for a decision to be signed and stored. The organiser signs decisions one after the
 other."""
 
 EVALUATE_DEADLINE = 3600.0
-"""Time limit for an evaluation, in seconds: a large model on a CPU is slow."""
+"""Time limit, in seconds, for an evaluation: a large model is slow on a CPU."""
 
 FEEDS_PAGE = 1000
 """Number of feeds requested at a time: the maximum of one answer (`sfnode.schema.views.MAX_PAGE`)."""
@@ -114,9 +115,9 @@ FEEDS_PAGE = 1000
 class Client:
     """Client of the node that listens on the Unix socket `socket`, for an event loop.
 
-    Every method raises UserError: NODE_NOT_RUNNING without a node, NODE_NOT_ANSWERING without a usable
-    answer, and the errors with which the node refuses. With `checked=False` answers are not validated
-    (`unchecked`).
+    Every method raises UserError: NODE_NOT_RUNNING if there is no node, NODE_NOT_ANSWERING if no usable
+    answer comes, and the errors with which the node refuses a request. With `checked=False` answers are not
+    validated (`unchecked`).
     """
 
     def __init__(self, socket: Path, *, checked: bool = True) -> None:
@@ -133,10 +134,11 @@ class Client:
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> schema.evaluation.NodeEvaluation:
-        """Evaluate the model of the last seal (open run: as of now), or the base model, on `limit` test rows,
-        or on all if `limit` is 0.
+        """Evaluate a model on `limit` test rows, or on all if `limit` is 0: with `base` the base model, which
+        is calibrated with `calibrated`, otherwise the model of the last seal (in an open run, of all
+        updates).
 
-        With `probe` the trained model is compared with a linear probe, if only a head is trained.
+        With `probe` a linear probe is evaluated, too, if the run trains only a head.
         """
         body = {"base": base, "calibrated": calibrated, "probe": probe, "limit": limit}
         return await self._tell(
@@ -185,13 +187,13 @@ class Client:
         return await self._ask(lambda: schema.views.Timeline, f"/views/timeline?limit={limit}")
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> schema.views.Generated:
-        """Have the base model and the model of the last seal (open run: as of now) continue `prompt` by at
-        most `tokens` tokens."""
+        """Have the base model and the model of the last seal (in an open run, of all updates) continue
+        `prompt` by at most `tokens` tokens each."""
         body = {"prompt": prompt, "tokens": tokens}
         return await self._tell(lambda: schema.views.Generated, "/generate", body, EVALUATE_DEADLINE)
 
     async def pause(self, seconds: float | None = None) -> schema.status.Status:
-        """Pause the node for `seconds`, or until `resume`."""
+        """Pause the node for `seconds` seconds, or until `resume` if `seconds` is None."""
         return await self._tell(lambda: schema.status.Status, "/pause", {"seconds": seconds})
 
     async def resume(self) -> schema.status.Status:
@@ -201,7 +203,8 @@ class Client:
         return await self._ask(_limits, "/limits")
 
     async def limit(self, changes: Mapping[str, Any]) -> Limits:
-        """Replace some limits, all or none of them. None removes a limit."""
+        """Replace the limits in `changes`; if one is refused, none is replaced. The value None removes a
+        limit."""
         return await self._tell(_limits, "/limits", dict(changes))
 
     async def organising(self) -> schema.organising.OrganiserStatus:
@@ -225,8 +228,8 @@ class Client:
         )
 
     async def propose(self, key: str, *, kept: int | None = None) -> schema.organising.SuccessionFile:
-        """Propose that `key` (hex) signs after the first `kept` decisions, or, if `kept` is None, after all
-        decisions that the node stores."""
+        """Return an unsigned succession in which `key` (hex) signs all decisions after the first `kept` ones
+        or, if `kept` is None, after all decisions that the node stores."""
         query = urlencode({"key": key} | ({} if kept is None else {"kept": kept}))
         return await self._ask(lambda: schema.organising.SuccessionFile, f"/organising/succession?{query}")
 
@@ -243,7 +246,7 @@ class Client:
         await self._send("POST", "/organising/hand-over", {"key": key})
 
     async def finish(self) -> None:
-        """Ask the node to complete its step, hand it over, and leave."""
+        """Ask the node to complete its step, hand the update over, and end."""
         await self._send("POST", "/finish")
 
     async def leave(self) -> None:
@@ -277,7 +280,7 @@ class Client:
 def waiting(
     call: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncClient, P], R]:
-    """Return a method of `SyncClient` that waits for the answer of `call`, a method of `Client`."""
+    """Return the method of `SyncClient` that calls `call`, a method of `Client`, and waits for its answer."""
 
     @wraps(call)
     def wait(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -332,7 +335,7 @@ def _limits() -> type[Limits]:
 
 
 def if_running(question: Callable[[], R]) -> R | None:
-    """Return the answer to a question to a node; None if the node does not run."""
+    """Return the result of `question`, a call to a node; None if the node does not run."""
     try:
         return question()
     except UserError as error:
@@ -375,7 +378,7 @@ def _no_answer(socket: Path, error: Exception) -> UserError:
 
 
 def _refused(answer: bytes) -> UserError:
-    """Return the error that the node reports, with its number if it has one."""
+    """Return the error in the node's answer, with its number if it has one."""
     try:
         said = json.loads(answer)
         reason = str(said["error"])
@@ -388,19 +391,20 @@ def _refused(answer: bytes) -> UserError:
 
 # -- answers as plain records --------------------------------------------------------------------------
 
-# Commands that print an answer and end do not validate it. Validation needs pydantic, whose import alone
+# Commands that print an answer and end do not validate it: validation needs pydantic, whose import alone
 # takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but not
-# its methods. So it may be used, and type-checked, in place of the model.
+# its methods. So a record can be used, and type-checked, in place of the model.
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
-"""Names of the fields whose numbers can be infinite or NaN. JSON has these values as strings."""
+"""Names of the fields whose numbers can be infinite or NaN. In JSON these values are strings."""
 
 
 _WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""Strings that JSON has for infinities and NaN, keyed by Python's words for them."""
+"""Strings that stand for infinities and NaN in JSON, keyed by Python's text for these values."""
 
 
 class UncheckedAnswer(SimpleNamespace):
-    """One JSON object with its fields as attributes. A missing field raises NODE_NOT_ANSWERING."""
+    """A JSON object with its fields as attributes. Reading a missing field raises UserError
+    NODE_NOT_ANSWERING."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -409,7 +413,7 @@ class UncheckedAnswer(SimpleNamespace):
 
 
 def unchecked(text: bytes) -> Any:
-    """Return the answer in `text`, or a list of answers. Raises ValueError for invalid JSON."""
+    """Return the JSON in `text` with its objects as UncheckedAnswer. Raises ValueError for invalid JSON."""
     return json.loads(text, object_hook=_record)
 
 

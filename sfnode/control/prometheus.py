@@ -1,4 +1,4 @@
-"""A node's status as Prometheus metrics: `GET /metrics`, on the control socket or on TCP.
+"""Serves a node's status as Prometheus metrics: `GET /metrics`, on the control socket or on TCP.
 
 Every value is read from one `Status`, so that metrics and `sfnode status` always agree. Each metric is an
 entry of `METRICS`; docs/metrics.md documents them. This module counts nothing itself.
@@ -28,14 +28,15 @@ PATH = "/metrics"
 
 INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
 LINK = ("peer", "role")
-"""Labels of the metrics of a link. `INFO` has the labels of sfnode_info."""
+"""Labels of the metrics of a link. `INFO` above has the labels of sfnode_info."""
 
 ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
 """Numbers of the alarms (`sfnode.organising.reporting.alarms`)."""
 
 
 PAUSES = ("asked", "disk", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
-"""Reasons for a pause: the owner's request, a full disk, a device without room, or the name of a limit."""
+"""Names of the reasons for a pause: the owner's request, a full disk, a device without room, and the names of
+limits."""
 
 
 class MetricSample(NamedTuple):
@@ -67,30 +68,31 @@ def _info(status: Status) -> list[MetricSample]:
 
 
 def _flags(names: Iterable[str], true: Collection[str]) -> list[MetricSample]:
-    """Return a sample for each name: 1 if it is in `true`, else 0. If the sample of a past state disappeared
-    instead, the state would look as if it lasted."""
+    """Return a sample for each name: 1 if it is in `true`, else 0. If the sample of a state disappeared when
+    the state ends, Prometheus would show the state as lasting."""
     return [MetricSample((name,), float(name in true)) for name in names]
 
 
 def _alarms(status: Status) -> list[MetricSample]:
-    """Return a sample for each alarm; none in an open run."""
+    """Return a sample for each alarm; an empty list in an open run."""
     return _flags(ALARMS if status.organised else (), {alarm.code for alarm in status.alarms})
 
 
 def _trained(status: Status, trained: Trained) -> float | None:
-    """Return the loss or reward of this node's mini-batches; None if the run trains another quantity than
-    `trained`, or before the first update."""
+    """Return the value of `trained`, loss or reward, on this node's mini-batches; None if the run trains the
+    other quantity, or before the first update."""
     there = status.loss is not None and trained_by(status.task) is trained
     return trained.of(status.loss) if there and status.loss is not None else None
 
 
 def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
-    """Return the loss or reward of an evaluation; None if its run trains another quantity than `trained`."""
+    """Return the value of `trained`, loss or reward, in an evaluation; None if its run trains the other
+    quantity."""
     return trained.of(found.loss) if metric_of(found.metric).trained is trained else None
 
 
 Labelled = Iterable[tuple[tuple[str, ...], Any]]
-"""Parts of a status, each with the values of its labels."""
+"""Parts of a status, such as its links, each with the values of its labels."""
 
 
 def _each(
@@ -98,8 +100,8 @@ def _each(
 ) -> Callable[[str, str | Callable[[Any], float | None], str], Described]:
     """Return a constructor of metrics that have a sample for each of these parts of a status.
 
-    Each metric reads a field or a function of a part. It is absent if the part does not exist or the value is
-    None.
+    The value of a sample is a field or a function of a part. There is no sample if the part does not exist or
+    the value is None.
     """
 
     def metric(name: str, value: str | Callable[[Any], float | None], text: str) -> Described:
@@ -115,8 +117,8 @@ def _each(
 
 
 def _results(status: Status) -> Labelled:
-    """Return the organiser's results: of the base model measured like the last seal, of the calibrated base
-    model, of the last seal, and of the best seal."""
+    """Return the organiser's results on four models: the base model, measured like the last seal; the
+    calibrated base model; the last seal; and the best seal."""
     health = status.organised.health if status.organised else None
     names = {"base": "base", "calibrated": "calibrated", "best": "best", "last": "latest"}
     told = ((of, getattr(health, name, None)) for of, name in names.items())
@@ -133,7 +135,8 @@ _of_gpu = _each(
 _of_result = _each(_results, "name", "of")
 _of_run = _each(lambda status: [((), status.organised)] if status.organised else [])
 _of_link = _each(lambda status: {(one.peer, one.role): one for one in status.links}.items(), *LINK)
-"""Constructor of the metrics of links. Of two links with one peer, only the last counts."""
+"""Constructor of the metrics of links. If there are two links with one peer, only the later link has
+samples."""
 
 
 # fmt: off
@@ -212,8 +215,8 @@ METRICS: Sequence[Described] = (
              "Bytes received over the link to a neighbour."),
 )
 # fmt: on
-"""All metrics. Contributions of origins are only in `GET /views/origins`: a label for every key would be too
-many."""
+"""All metrics. The contributions of origins are only in `GET /views/origins`, because a label for every
+origin would be too many labels."""
 
 
 def _family(described: Described, status: Status) -> Metric:
@@ -239,8 +242,8 @@ def route(status: Callable[[], Status]) -> web.RouteDef:
 async def serve(status: Callable[[], Status], host: str, port: int) -> Callable[[], Awaitable[None]]:
     """Serve `GET /metrics`, and nothing else, on TCP. Return the function that stops it.
 
-    Refuses pages of other sites, and all host names but `host`, this machine's own names and IP addresses.
-    Raises UserError PORT_IN_USE or BAD_OPTION.
+    Refuses requests of other sites' pages, and requests to host names other than `host`, this machine's name,
+    localhost and IP addresses. Raises UserError PORT_IN_USE or BAD_OPTION.
     """
     application = web.Application(middlewares=[only_known_hosts(host)])
     application.add_routes([route(status)])

@@ -3,15 +3,15 @@
 Any node answers GET /status, /digest, /invitation, /metrics and /views/..., POST /evaluate {"base": bool,
 "limit": int}, and POST /generate {"prompt": text, "tokens": int}.
 
-Its owner controls it by POST /pause {"seconds": number or null}, /resume, /finish and /leave, and by GET and
-POST /limits. /pause and /resume answer with the node's status, /limits with the limits in force.
+The owner controls a node with POST /pause {"seconds": number or null}, /resume, /finish and /leave, and with
+GET and POST /limits. /pause and /resume answer with the node's status, /limits with the limits in force.
 
 A node of an organised run also answers GET /organising, /organising/members?offset=&limit=&find= and
-/organising/petitions. The node with the organiser's key signs POST /organising/decision {"decision": hex,
-"dry_run": bool}. GET /organising/succession?key=&kept= proposes a succession, POST /organising/succession
-submits one.
+/organising/petitions. The node with the organiser's key signs the decision in POST /organising/decision
+{"decision": hex, "dry_run": bool}. GET /organising/succession?key=&kept= proposes a succession, POST
+/organising/succession submits one.
 
-Errors are {"error": text} with status 4xx or 5xx, and with "code" and "fix" if they have a number.
+Errors are {"error": text} with status 4xx or 5xx. Numbered errors also have "code" and "fix".
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def serve(node: RunningNode, path: Path) -> Callable[[], Awaitable[None]]:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a bad request with its error. No request may end the node."""
+    """Answer a request that raises with the error as JSON, so that no request ends the node."""
     try:
         return await handler(request)
     except web.HTTPException as fault:
@@ -93,14 +93,14 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def get(path: str, read: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers with the result of `read` as JSON. `read` may return an awaitable. Its
-    arguments are fields of the query, typed as it declares them."""
+    """Return a route that answers with the result of `read` as JSON. `read` may return an awaitable. The
+    arguments of `read` are fields of the query, with the types that `read` declares."""
     return web.get(path, _handler(read, lambda request: dict(request.query)))
 
 
 def post(path: str, act: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers with the result of `act` as JSON. `act` may return an awaitable. Its
-    arguments are fields of the body, typed as it declares them."""
+    """Return a route that answers with the result of `act` as JSON. `act` may return an awaitable. The
+    arguments of `act` are fields of the body, with the types that `act` declares."""
 
     async def fields_of(request: web.Request) -> dict[str, Any]:
         return _FIELDS.validate_json(await request.read() or b"{}")
@@ -137,7 +137,7 @@ def invalid(fault: ValidationError) -> web.Response:
 
 
 def _view_routes(node: RunningNode) -> list[web.RouteDef]:
-    """Return the routes that change nothing: they read, or occupy the engine for a while."""
+    """Return the routes that do not change the node: they read, or occupy the engine for a while."""
     views = node.views
 
     def evaluate(
@@ -180,13 +180,13 @@ def _view_routes(node: RunningNode) -> list[web.RouteDef]:
 
 
 MOST_PAUSE = 366 * 24 * 3600
-"""Maximum length of a pause, in seconds. A longer pause has no end."""
+"""Maximum length of a pause, in seconds. For longer, the owner pauses without an end."""
 
 Seconds = Annotated[float | None, Field(gt=0, le=MOST_PAUSE)]
 
 
 def _owner_routes(node: RunningNode) -> list[web.RouteDef]:
-    """Return the owner's routes."""
+    """Return the routes with which the owner controls the node."""
 
     def pause(seconds: Seconds = None) -> BaseModel:
         node.limiter.pause(seconds)
@@ -309,7 +309,7 @@ def _decision(encoded: str) -> Decision:
 
 
 def _signing(organising: Organising | None) -> Organising:
-    """Return the organiser if it signs here. Raises UserError ORGANISER_NEEDED."""
+    """Return the organiser if this node signs. Raises UserError ORGANISER_NEEDED if it does not."""
     if organising is None:
         raise UserError(
             Code.ORGANISER_NEEDED,

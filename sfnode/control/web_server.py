@@ -1,8 +1,9 @@
-"""A server for aiohttp applications that bounds its visitors, so that they cannot exhaust the node's
-resources.
+"""A server for aiohttp applications that bounds the number of its connections, so that visitors cannot
+exhaust the node's resources.
 
-A node shares its descriptors with its servers. aiohttp accepts every connection. uvloop silently closes a
-listener for good when no descriptor is left for a connection. So this module accepts connections itself.
+A node and its servers share one limit of file descriptors. aiohttp accepts every connection, and uvloop
+silently stops listening for good when there is no descriptor for a connection. So this module accepts
+connections itself.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from aiohttp.typedefs import Middleware
 from sfnode.logging import log
 
 MOST_VISITORS = 100
-"""Maximum number of simultaneous connections; a browser opens six. A node has three servers, and keeps two
-thirds of the 1,024 descriptors that many systems allow."""
+"""Maximum number of simultaneous connections of a server; a browser opens six. With three servers, a node
+keeps two thirds of the 1,024 descriptors that many systems allow."""
 
 HEADERS_DEADLINE = 10.0
 """Time limit for the headers of each request, in seconds. aiohttp 3.14.0 and older do not apply it to the
-first request, which only MOST_VISITORS bounds."""
+first request of a connection, so there only MOST_VISITORS bounds the number of idle connections."""
 
 ACCEPT_PAUSE = 1.0
 """Seconds between a failed attempt to accept a connection and the next one, as in asyncio's listeners."""
 
 BACKLOG = 128
-"""Maximum number of connections that wait in the kernel. asyncio's listeners have 100."""
+"""Maximum number of connections that wait in the kernel to be accepted. asyncio's listeners have 100."""
 
 STOP_GRACE = 0.3
-"""Time that unfinished answers have when a server stops, in seconds."""
+"""Time, in seconds, for unfinished answers when a server stops."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on TCP. Raises OSError."""
+    """Return a TCP socket that listens at `host` and `port`. Raises OSError."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family)
 
@@ -65,7 +66,8 @@ async def serve(application: web.Application, listener: socket.socket) -> Callab
 
 
 async def _accept(listener: socket.socket, server: web.Server) -> None:
-    """Accept connections until cancelled. Beyond MOST_VISITORS the oldest connection is closed."""
+    """Accept connections until cancelled. When there are more than MOST_VISITORS, the oldest connection is
+    closed."""
     loop = asyncio.get_running_loop()
     inside: list[tuple[socket.socket, asyncio.Transport]] = []
     failing = False
@@ -88,16 +90,16 @@ async def _accept(listener: socket.socket, server: web.Server) -> None:
 
 # -- access --------------------------------------------------------------------------------------------
 
-# Access. The control API has no tokens: only this user can open its socket, and may ask and control the node.
+# The control API has no tokens: only this user can open its socket, and whoever opens it controls the node.
 # A TCP server, for metrics or the dashboard, can also be reached by web pages (DNS rebinding): a page may
-# give its own host name the address of this machine. Its browser then treats our answers as the page's own.
+# give its own host name the address of this machine. The browser then treats our answers as the page's own.
 # Such a request carries the page's host name. So a server accepts only known names, and IP addresses, which
 # cannot be rebound.
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def known_names(host: str) -> frozenset[str]:
-    """Return the host names of a server that listens at `host`."""
+    """Return the host names, in lower case, under which a server that listens at `host` answers."""
     return frozenset({"localhost", socket.gethostname().lower(), host.lower()})
 
 
@@ -115,10 +117,10 @@ def is_known(host: str, names: Collection[str]) -> bool:
 
 
 def is_from_elsewhere(request: web.Request) -> bool:
-    """Return whether the browser says that a page of another site sends the request.
+    """Return whether the headers say that a page of another site sends the request.
 
-    Browsers leave out Sec-Fetch-Site over plain HTTP to other machines, and Origin in requests that change
-    nothing.
+    Two headers are checked, because browsers omit Sec-Fetch-Site over plain HTTP to other machines, and
+    Origin in requests that change nothing.
     """
     if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
         return True
@@ -142,7 +144,7 @@ def only_known_hosts(host: str) -> Middleware:
 
 
 def bind_private(path: Path) -> socket.socket:
-    """Return a listening Unix socket that only this user can open."""
+    """Return a bound Unix socket at `path` that only this user can open."""
     path.unlink(missing_ok=True)  # left by a node that was killed; the data folder's lock is ours
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)

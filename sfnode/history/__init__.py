@@ -1,1 +1,1 @@
-"""The past of a run, from the log in a folder: states of seals, archives and worths."""
+"""The past of a run, computed from the log in a folder: states of seals, archives and worths."""

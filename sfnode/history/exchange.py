@@ -1,8 +1,8 @@
-"""An exchange between two logs of a run in one process, by which archives are imported without a network.
+"""Imports archives without a network, through an exchange between two logs of a run in one process.
 
-Each log gets a machine of its own. One link connects the two machines, and their clock runs as fast as they
-work. So everything is verified, bounded and decided as among peers: new updates enter, forks are resolved as
-the organiser decides, and known updates change nothing.
+Each log gets its own machine. One link connects the two machines, and their clock jumps to the next deadline
+when both are idle. So everything is verified, bounded and decided as among peers: new updates enter, forks
+are resolved as the organiser decides, and known updates change nothing.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, RunParameters, Segment
 
 LINK = 1
-"""Number of the link, on both sides."""
+"""Id of the link, the same on both sides."""
 
 QUIET = 60 * SYNC_INTERVAL
-"""Seconds without news, on the clock of both machines, after which the exchange ends. By then everything that
-was delayed or lost was requested again."""
+"""Time without anything new stored, in seconds on the clock of both machines, after which the exchange ends.
+By then every delayed or lost message was requested again."""
 
 
 class PartedError(Exception):
-    """The link ended because one side found an error of the other."""
+    """The link ended because one side found an error in what the other side sent."""
 
 
 class _Side:
@@ -51,14 +51,15 @@ class _Side:
         self._host = Host(self.machine, self._store)
         self._host.post(LinkUp(LINK, ""))
         self._unwritten = False
-        """Whether a segment was sent since the machine was last allowed to send more."""
+        """Whether a segment was sent since the machine last got Writable, which allows it to send more."""
 
     def due(self) -> float:
         """Return the time of the next deadline."""
         return float("-inf") if self._host.waiting else self._host.next_deadline()
 
     def round(self, now: float, other: _Side) -> bool:
-        """Do a round of the machine, and return whether it stored anything. Raises PartedError."""
+        """Do a round of the machine, hand its messages to `other`, and return whether the round stored
+        anything. Raises PartedError."""
         commit = self._host.decide(now)
         if commit is not None:
             self._store.append(commit)
@@ -72,7 +73,7 @@ class _Side:
         return commit is not None
 
     def go_on(self, other: _Side) -> None:
-        """Let more segments be sent if the other side has room."""
+        """Tell the machine that it may send more segments, if the other side has room."""
         if self._unwritten and other._host.has_room(LINK):
             self._unwritten = False
             self._host.post(Writable(LINK))
@@ -83,9 +84,11 @@ def _no_own_feed(feed: Feed) -> None:
 
 
 def exchange(run: RunParameters, one: UpdateLog, other: UpdateLog) -> tuple[Machine, Machine]:
-    """Give each log the segments that it lacks and may have from the other log, and return their machines.
+    """Give each log all that it lacks and that is in the other log, as far as the rules admit it. Return the
+    machines of both logs.
 
-    Takes as long as verifying what is new to either. Raises PartedError, UserError DISK_FULL, LOG_CORRUPT.
+    Takes as long as verifying what is new to one of the logs. Raises PartedError, UserError DISK_FULL,
+    LOG_CORRUPT.
     """
     sides = _Side(run, one), _Side(run, other)
     now = news = 0.0
@@ -100,10 +103,11 @@ def exchange(run: RunParameters, one: UpdateLog, other: UpdateLog) -> tuple[Mach
 
 
 def take_in(file: Path, data_dir: Path) -> ImportResult:
-    """Verify the archive of a run, and then import all of it into a data folder, new or of the same run.
+    """Verify the archive of a run, and then import all of it into a data folder, which is new or belongs to
+    the same run.
 
-    Raises UserError ARCHIVE_UNUSABLE, WRONG_RUN, DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL. The folder
-    then stays as before, except that an existing log keeps the updates that were found valid.
+    Raises UserError ARCHIVE_UNUSABLE, WRONG_RUN, DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL. After an
+    error the folder is as before, except that an existing log keeps the updates that were found valid.
     """
     with disk_faults(data_dir), TemporaryDirectory(prefix=".sfnode-", dir=_existing(data_dir)) as scratch:
         unpacked = archive.unpack(file, Path(scratch))
@@ -141,7 +145,8 @@ def _taken_in(file: Path, unpacked: Unpacked, held: DataDir) -> ImportResult:
 
 @contextmanager
 def _opened(data_dir: Path, manifest: Manifest) -> Iterator[DataDir]:
-    """Lock the folder. If it had no run and the block fails, remove the files that were written to it."""
+    """Lock the folder during the block. If it belonged to no run and the block fails, remove the files that
+    were written to it."""
     made = not data_dir.exists()
     with open_data_dir(data_dir) as held:
         fresh = not (held.manifest.exists() or held.log.exists())
@@ -170,5 +175,5 @@ def _clear(held: DataDir, made: bool) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest existing folder above a path, which is on the same disk."""
+    """Return the nearest existing folder above `path`: one on the disk on which `path` is or will be."""
     return next(folder for folder in path.absolute().parents if folder.is_dir())

@@ -1,7 +1,8 @@
-"""The past of a run, from the log in a folder: its history and the states of its seals.
+"""The past of a run, computed from the log in a folder: its history and the states of its seals.
 
-Only reads; the folder's node may be running. A state is the cores at a seal. One state is computed from
-another by the difference of the counted updates. So a walk through all seals reads the log about once.
+Only reads; the folder's node may be running. A state consists of the cores at a seal. One state is computed
+from another by adding the difference of the counted updates. So computing the states of all seals in order
+reads the log about once.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def _decisions(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> l
 
 
 def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
-    """Return which rounds of a member's work count, and why others do not, by the decisions in a log.
+    """Return which rounds of a member's work count, and why the others do not, according to the decisions in
+    a log.
 
     `whom` is the member's number, its display name, or the beginning of its key. Raises UserError
     RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless exactly one member matches.
@@ -146,9 +148,9 @@ class Past:
         self.machine = settled(self.run, update_log)
         """Machine in the state of the log."""
         self.names = self.machine.cards.names()
-        """Names that origins give themselves."""
+        """The names in the cards of origins, keyed by origin."""
         self.history = RunHistory(self.run, self.names).follow(self.entries)
-        """History of the run by all decisions."""
+        """History of the run according to all decisions."""
         self.latest = self.history.run_state
         """Run state after all decisions."""
         self._core = Core(*manifest.core_shape)
@@ -169,14 +171,14 @@ class Past:
         return self.checkout(epoch).counted
 
     def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
-        """Return the cores of these updates, (layers, rank, rank) each, keyed by subspace. Raises as
-        `replay.changes`."""
+        """Return the cores, that is the sums, of the `wanted` updates, keyed by subspace, (layers, rank,
+        rank) each. Raises as `replay.changes`."""
         advance(self._core, self._log, self._applied, wanted, self.run.subspace_of)
         self._applied = whole(self._applied, wanted)
         return {subspace: core.copy() for subspace, core in self._core.cores().items()}
 
     def result(self, epoch: int) -> told.CheckoutResult:
-        """Return the digests of a state. Raises UserError as `at_seal`."""
+        """Return the digests of the state at the seal of `epoch`. Raises UserError as `at_seal`."""
         found = self.checkout(epoch)
         self.cores(found.counted)
         return told.CheckoutResult(
@@ -191,9 +193,9 @@ class Past:
 # -- worths of members, measured again and compared with the organiser's (SPEC O16) --------------------
 
 TOLERANCE = 0.05
-"""Maximum relative difference at which signed and measured worths are taken to agree. On one machine all
-digits were equal in a real run. Number formats differ by more, but bfloat16 and float32 were not compared
-within one run."""
+"""Maximum relative difference at which signed and measured worths are considered to agree. In a real run, on
+one machine, all digits were equal. The difference is larger between number formats, but bfloat16 and float32
+were not compared within one run."""
 
 
 def remeasure(
@@ -206,8 +208,8 @@ def remeasure(
 ) -> list[told.Remeasured]:
     """Measure the worths of the last `epochs` epochs again, and compare them with the signed worths.
 
-    `engine` has the run's validation rows, and has applied no updates yet. Raises UserError LOG_CORRUPT,
-    DATA_*.
+    `engine` must have the run's validation rows, and must not have applied any updates yet. Raises UserError
+    LOG_CORRUPT, DATA_*.
     """
     run, applied, figures = manifest.parameters(), State(), _figures(entries)
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
@@ -228,7 +230,7 @@ def remeasure(
 
 
 def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
-    """Return the signed worths, keyed by epoch. Several decisions about one epoch are joined."""
+    """Return the signed worths, keyed by epoch. Several decisions about one epoch are joined into one."""
     found: dict[int, Worth] = {}
     for entry in entries:
         decision = decisions.read(entry.record).decision
@@ -244,12 +246,12 @@ State = dict[Feed, Counted]
 def _asked(
     manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]
 ) -> Iterator[tuple[Worth, RunState, State, State, State]]:
-    """Yield each wanted worth that was published before its epoch was sealed, with the run state before that
-    seal and three sets of updates: those before the epoch, those after its step, and all that its close
-    lists.
+    """Yield each wanted worth that was published before its epoch was sealed. With it come the run state
+    before that seal and the updates at three points: before the epoch, after the step to be measured, and
+    with all updates that the epoch's close lists.
 
-    The step leaves out the members that the evidence doubted then, and the feeds that the seal skipped for
-    other reasons.
+    The step leaves out the feeds of members that the evidence doubted at that time, and the feeds that the
+    seal skipped for other reasons.
     """
     run = manifest.parameters()
     run_state, origins = RunState.of(run), MembersEvidence.of(manifest.training)

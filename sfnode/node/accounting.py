@@ -1,16 +1,17 @@
-"""The (epsilon, delta) of local noise, and the noise for an epsilon, by Google's dp-accounting.
+"""Computes the (epsilon, delta) of local noise, and the noise for an epsilon, with Google's dp-accounting.
 
 The assumptions are those of `engine.estimator` and `tasks.mini_batches`. Neighbouring shards differ in one
 row (of the same class, where mini-batches are balanced). Each update draws `drawn` of `rows` rows with
 replacement, in secret. One row changes the clipped scalar by at most 2 clip, however often it is drawn. (A
-first-order run clips each row's gradient, and draws none twice.) The library knows no sampling with
+first-order run clips each row's gradient, and draws no row twice.) The library knows no sampling with
 replacement, but its bound for sampling without replacement (Wang, Balle and Kasiviswanathan 2019) holds here,
-too. Its proof needs the chance that a row is drawn, at most drawn / rows, and the sensitivity, which does not
-grow with the number of copies. Updates compose.
+too. Its proof needs two quantities: the probability that a row is drawn, which is at most drawn / rows, and
+the sensitivity, which does not grow with the number of copies of a row. Updates compose.
 
 Where every row is drawn, as for a head's gradients, all updates together are one Gaussian mechanism. Its
 epsilon is known exactly (Balle and Wang 2018), and is 7 % less than the bound. Replacing one of n rows
-changes the mean of clipped gradients by at most 2 clip / n: that much if the two gradients are opposite.
+changes the mean of clipped gradients by at most 2 clip / n. The maximum is reached if the two gradients are
+opposite.
 
 The `together` updates of a group share their rows. One row changes the vector of these updates by at most 2
 clip times the root of their number. They count as one draw with noise divided by that root.
@@ -31,7 +32,7 @@ thousand rows."""
 
 
 def library() -> Any:
-    """Return dp_accounting. Raises UserError EXTRA_MISSING."""
+    """Return the module dp_accounting. Raises UserError EXTRA_MISSING if it is not installed."""
     try:
         import dp_accounting.gaussian_mechanism
         import dp_accounting.rdp
@@ -47,9 +48,9 @@ def library() -> Any:
 def epsilon(
     multiplier: float, drawn: int, rows: int, updates: int, delta: float = DELTA, together: int = 1
 ) -> float:
-    """Return the epsilon that a node has spent after `updates` updates; infinity without noise. `multiplier`
-    is the noise multiplier. Each mini-batch draws `drawn` of `rows` rows, and `together` updates share it.
-    Takes a quarter of a second.
+    """Return the epsilon that a node has spent after `updates` updates; infinity if the noise multiplier
+    `multiplier` is 0. Each mini-batch draws `drawn` of `rows` rows, and `together` updates share it. Takes a
+    quarter of a second.
 
     Raises UserError EXTRA_MISSING.
     """
@@ -69,12 +70,13 @@ def epsilon(
 
 
 EXACTNESS = 1e-3
-"""Tolerance of a computed noise multiplier: it is at most this share larger than necessary."""
+"""Relative tolerance of a computed noise multiplier: it exceeds the smallest sufficient one by at most this
+share."""
 
 
 def multiplier(most: float, drawn: int, rows: int, updates: int, together: int = 1) -> float:
     """Return about the smallest noise multiplier that keeps epsilon within `most` for `updates` updates. The
-    other parameters are as for `epsilon`. Takes some seconds. Raises UserError as `epsilon`."""
+    other parameters are those of `epsilon`. Takes some seconds. Raises UserError as `epsilon` does."""
     low, high = 0.0, 1.0
     while epsilon(high, drawn, rows, updates, together=together) > most:
         low, high = high, 2 * high
@@ -86,8 +88,8 @@ def multiplier(most: float, drawn: int, rows: int, updates: int, together: int =
 
 
 def most_updates(manifest: Manifest) -> int:
-    """Return the maximum number of updates of a node that keeps to an epsilon. In an organised run that is
-    its quotas of all epochs together. It is never more than the run's budget."""
+    """Return the maximum number of updates of a node that keeps to an epsilon: in an organised run the sum of
+    its quotas over all epochs, but at most the run's update budget; in an open run that budget."""
     numbers, organised = manifest.training, manifest.organised
     in_rounds = organised.quota * numbers.epochs if organised.organiser else numbers.update_budget
     return min(in_rounds, numbers.update_budget)

@@ -1,9 +1,9 @@
 """Computes a node's checkpoints, compares them with the signed ones, stores them and gives them to others.
 Also lets the node begin with a checkpoint, and prunes its log before one.
 
-The decisions alone say whether a checkpoint is usable (SPEC O14). Its state is a file (`store.checkpoint`).
-Long work runs on a thread, with inputs that are read on the event loop first. One event tells the machine
-where feeds begin, and the log follows it.
+The decisions alone say whether a checkpoint is usable (SPEC O14). A checkpoint's state is a file
+(`store.checkpoint`). Long work runs on a thread, and its inputs are read on the event loop before. The event
+CheckpointKept tells the machine where feeds begin; then the log is pruned to these positions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sfprotocol.events import CheckpointKept
 from sfprotocol.run_state import RunState
 
 LOOK_INTERVAL = 1.0
-"""Pause, in seconds, between two looks for a new checkpoint. A new one comes every few epochs."""
+"""Pause, in seconds, between two checks for a new checkpoint. The organiser signs one every few epochs."""
 
 BEGINNING = 0.05
 """Pause, in seconds, between two checks whether the machine has begun with a checkpoint."""
 
 RETRY = 10.0
-"""Pause, in seconds, before a checkpoint is computed again, if the log held other histories than the listed
-ones."""
+"""Pause, in seconds, before another attempt to compute a checkpoint. An attempt fails while the log holds
+other histories than the listed ones."""
 
 PATIENCE = 15.0
 """Maximum time, in seconds, for which a node that will begin with a checkpoint waits for the whole control
@@ -47,12 +47,13 @@ class NodeCheckpoints:
         self._organised = node.machine.organised
         self._folder = node.data_dir.checkpoints
         self._done: Checkpoint | None = None
-        """The newest checkpoint that was compared with the state computed here; None before the first."""
+        """The newest checkpoint that was compared with the state computed here; None before the first
+        comparison."""
         self._retry_at = self._met_at = float("inf")
         self.differs: Checkpoint | None = None
-        """A checkpoint that differs from the state computed here; None if there is none."""
+        """A checkpoint that differs from the state computed here; None if no checkpoint differs."""
         self.begun = asyncio.Event()
-        """Set once it is decided where feeds begin here."""
+        """Event that is set once the steps at which feeds begin in this log are decided."""
         replacing = node.settings.from_checkpoint and self._organised.outdated
         if not (node.machine.frontier.waiting or replacing):
             self.begun.set()
@@ -75,8 +76,8 @@ class NodeCheckpoints:
     # -- working them out --------------------------------------------------------------------------
 
     async def state_of(self, epoch: int) -> CheckpointState | None:
-        """Compute the state up to an epoch, by the present decisions, from the newest usable state that is
-        stored here. None if something is missing. Raises UserError LOG_CORRUPT."""
+        """Compute the state up to `epoch` according to the present decisions, starting from the newest usable
+        state that is stored here. Return None if something is missing. Raises UserError LOG_CORRUPT."""
         node = self._node
         usable = [one for one in states.usable(self._folder, self._run_state) if one.epoch <= epoch]
         previous = await self._load(usable[-1]) if usable else None
@@ -86,9 +87,9 @@ class NodeCheckpoints:
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
     async def _load(self, stated: Checkpoint) -> CheckpointState | None:
-        """Return the stored state of a checkpoint; None if it is gone, or a decision has made it unusable
-        meanwhile. Decoding follows the present decisions, so an unusable state may differ from its
-        checkpoint. Raises as `states.load`."""
+        """Return the stored state of a checkpoint; None if its file is gone, or a decision has made the
+        checkpoint unusable meanwhile. Raises as `states.load`, but not for an unusable checkpoint: a state is
+        decoded according to the present decisions, so it may then differ from its checkpoint."""
         node, run_state = self._node, self._run_state
         try:
             state = await in_thread(lambda: states.load(self._folder, node.manifest, run_state, stated))
@@ -129,7 +130,7 @@ class NodeCheckpoints:
         self._give_all()
 
     def _give_all(self) -> None:
-        """Offer the stored states to others."""
+        """Offer the stored states of usable checkpoints to peers."""
         self._node.sharing.files = {
             listing(one.feeds, one.cores): self._folder / states.name(one)
             for one in states.usable(self._folder, self._run_state)
@@ -138,8 +139,8 @@ class NodeCheckpoints:
     # -- beginning with one ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Choose a checkpoint once enough decisions have come, and download its state; or begin without
-        one."""
+        """Begin once enough decisions have come: choose a checkpoint, download its state and begin with it,
+        or with all updates if there is no usable checkpoint."""
         heads = [link.control.theirs for link in self._node.machine.links.values() if link.control.theirs]
         now = self._node.clock()
         if heads:
@@ -170,8 +171,8 @@ class NodeCheckpoints:
         return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
 
     def _may_replace(self) -> bool:
-        """Return whether the newest checkpoint can replace an unusable one. It must not be earlier: this log
-        no longer has the updates before the unusable one."""
+        """Return whether the newest checkpoint can replace an unusable one. The newest checkpoint must not be
+        earlier than the unusable one, because the log no longer has the updates before the latter."""
         newest = self._run_state.checkpoints[-1] if self._run_state.checkpoints else None
         late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
         return newest is not None and late_enough and self._holds(newest.epoch)
@@ -184,7 +185,7 @@ class NodeCheckpoints:
         )
 
     async def _begin_with(self, kept: CheckpointKept) -> None:
-        """Tell the machine where feeds begin, and return once the log begins there, too."""
+        """Tell the machine at which steps feeds begin, and return once the log begins at these steps, too."""
         self._node.driver.post(kept)
         frontier = self._node.machine.frontier
         while frontier.waiting or kept.checkpoint not in (None, frontier.checkpoint):  # noqa: ASYNC110
@@ -221,8 +222,8 @@ class NodeCheckpoints:
     # -- pruning -----------------------------------------------------------------------------------
 
     async def _prune(self) -> None:
-        """Let the log begin with a checkpoint if the settings say so, once the engine needs nothing before
-        it."""
+        """Prune the log before the newest possible checkpoint if the setting `history` is "checkpoint", once
+        the engine needs nothing before it."""
         node, organised = self._node, self._organised
         if node.settings.history != "checkpoint" or organised.outdated:
             return
@@ -244,7 +245,7 @@ class NodeCheckpoints:
     # -- problems ----------------------------------------------------------------------------------
 
     def problem(self) -> UserError | None:
-        """Return a problem with checkpoints or history that the owner should know; None if there is none."""
+        """Return a problem with checkpoints or history that the owner should know; None without a problem."""
         if doubt := self.doubt():
             return doubt
         if missing := self._organised.out_of_reach:
@@ -257,8 +258,8 @@ class NodeCheckpoints:
         return None
 
     def doubt(self) -> UserError | None:
-        """Return the problem that leaves this node unsure which updates count; None if there is none. With
-        such a problem it neither evaluates nor claims anything."""
+        """Return the problem that leaves this node unsure which updates count; None if there is no such
+        problem. While there is one, the node neither evaluates nor claims anything."""
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,

@@ -1,4 +1,4 @@
-"""The web page with a run's contacts: a node finds its first peers there, and others when all are gone.
+"""The web page with a run's contacts: a node finds its first peers there, and others when it has lost all.
 
 The address of the page comes from a link or the settings, and is kept in the log.
 """
@@ -23,22 +23,23 @@ from sfnode.transport.base import PeerRecord
 from sfprotocol.invitation import Contact, Invitation
 
 _URL = "contacts_url"
-"""Key in the log's meta table."""
+"""Key, in the log's meta table, of the address of the page."""
 
 ALONE = 15.0
-"""Time, in seconds, without a neighbour after which the page is requested; dialling known peers takes less.
-The second request follows after the same time. Later pauses double each time, up to SPACING."""
+"""Time, in seconds, without a neighbour after which the page is requested; dialling known peers takes less
+time. The second request follows after the same time. Later pauses double each time, up to SPACING."""
 
 SPACING = 300.0
-"""Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long
-because nodes of an abandoned run must not load the page's server, and people who add peers by hand are no
+"""Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long so
+that nodes of an abandoned run do not load the page's server. People who add peers to the page by hand are no
 faster."""
 
 Fetch = Callable[[str], Awaitable[Invitation]]
 
 
 def known_url(given: str, update_log: UpdateLog) -> str:
-    """Return the page named in the settings, and remember it. Without one return the remembered page."""
+    """Return the address `given` in the settings after storing it; if it is empty, return the stored
+    address."""
     kept = (update_log.get_meta(_URL) or b"").decode()
     if given and given != kept:
         update_log.set_meta(_URL, given.encode())
@@ -46,7 +47,8 @@ def known_url(given: str, update_log: UpdateLog) -> str:
 
 
 def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
-    """Write an invitation with these peers for `sfnode invite`, which uses it while the node does not run.
+    """Write an invitation with the peers `met` to `path`. `sfnode invite` uses it while the node does not
+    run.
 
     Raises UserError NO_ADDRESS and BAD_OPTION.
     """
@@ -57,7 +59,7 @@ def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
 async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contacts.fetch) -> Settings:
     """Return the settings of a joining node, with the peers of its page before the given ones.
 
-    Raises UserError CONTACTS_UNUSABLE if no peers were given, and WRONG_RUN.
+    Raises UserError CONTACTS_UNUSABLE, WRONG_RUN if no peers were given.
     """
     url = settings.contacts_url
     if not url or data_dir.manifest.exists() or settings.run:
@@ -83,10 +85,10 @@ async def keep_company(
     random: Random,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Fetch the page and pass its peers to `hear` whenever the node has had no link for a while; until
+    """Fetch the page and pass its peers to `hear` whenever the node has had no link for a while, until
     cancelled. `links` returns the number of links."""
     asked = 0
-    """Number of requests for the page since there was a link."""
+    """Number of requests for the page since the node last had a link."""
     while True:
         await sleep(about(doubled(ALONE, max(0, asked - 1), SPACING), random))
         if links():

@@ -1,4 +1,5 @@
-"""The context for the parts of a node that watch it, ask its model, or exist only in some nodes."""
+"""The context that is passed to the parts of a node that observe it, ask its model, or exist only in some
+nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from sfnode.node.training.model import LocalModel
 
 @dataclass(frozen=True, slots=True)
 class NodeContext(RunContext):
-    """A node's place in its run, and the parts with which every node takes part in it."""
+    """The run's context (`RunContext`), and the parts that every node has."""
 
     driver: Driver
     limiter: ResourceLimiter

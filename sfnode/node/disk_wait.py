@@ -1,4 +1,4 @@
-"""The wait of a running node for room on its disk: a write that fails is repeated until it succeeds.
+"""Makes a running node wait for room on its disk: a write that fails is repeated until it succeeds.
 
 Without room a node does not start (SF041). A running node pauses its engine, keeps its links and reports the
 problem. It continues by itself once there is room. Updates that are not on disk have no effect.
@@ -15,18 +15,19 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 
 RETRY = 2.0
-"""Pause, in seconds, between two attempts to write, so that whoever makes room soon sees that it helps."""
+"""Pause, in seconds, between two attempts to write, short enough that an owner who makes room soon sees that
+it helps."""
 
 FRESH = 5 * RETRY
-"""Time, in seconds, for which a failed write shows a full disk. If the next attempt, such as a download, has
-run for longer, it has found room."""
+"""Time, in seconds, for which a failed write counts as a sign of a full disk. If the next attempt, such as a
+download, runs for longer than that, it has found room."""
 
 T = TypeVar("T")
 
 
 class DiskWait:
-    """The writes of one node that wait for room. All methods but `patiently_in_thread` are called on the
-    event loop."""
+    """The writes of one node, which wait while its disk has no room. All methods but `patiently_in_thread`
+    are called on the event loop."""
 
     def __init__(self) -> None:
         self.changed: list[Callable[[], None]] = []
@@ -47,7 +48,7 @@ class DiskWait:
         return next((error for at, error in list(self._failures.values()) if at >= since), None)
 
     def leave(self) -> None:
-        """Wait no longer, for good: what cannot be written now raises DISK_FULL."""
+        """Stop waiting for room, for good: a write that finds none now raises DISK_FULL."""
         self._leaving.set()
         self._left.set()
 

@@ -1,8 +1,9 @@
-"""The asyncio adapter of the protocol host: frames and own updates in, the log's thread, frames out.
+"""The asyncio adapter of the protocol host: takes frames and own updates, writes the log on a thread, sends
+frames.
 
-The host (`sfprotocol.host`) keeps the order "durable, then sent, then applied". The driver writes what a
-round makes durable, on a thread of its own, and carries the round out when it is on disk. It knows links only
-as objects that take frames, and the engine only as a reader of the log.
+The host (`sfprotocol.host`) keeps the order "durable, then sent, then applied". The driver writes the commit
+of a round on a thread of its own, and carries the round's effects out when the commit is on disk. It knows
+links only as objects that take frames, and the engine only as a reader of the log.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ DROP_GRACE = 1.0
 """Maximum time, in seconds, for a last Goodbye to leave a dropped link."""
 
 KEEP_INTERVAL = 15.0
-"""Seconds between frames on each link while a round waits for room on the disk. Peers wait four times as long
-(SPEC L7)."""
+"""Seconds between frames on each link while a round waits for room on the disk. Peers drop a link after four
+times this interval without a frame (SPEC L7)."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes over all links since the start, including closed ones."""
+    """Traffic, in bytes and updates, over all links since the start, including closed links."""
 
     sent: int = 0
     received: int = 0
@@ -65,8 +66,9 @@ class LogStore:
     def append(self, commit: Commit) -> None:
         """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
 
-        A new own feed is remembered first. If the process ends in between, an incarnation is lost, but no
-        feed is continued of which other nodes may know more updates than this log (SPEC I3).
+        A new own feed is remembered first. If the process ends before the log is written, an incarnation is
+        lost. But the node never continues a feed of which other nodes may know more updates than this log
+        (SPEC I3).
         """
         if commit.own is not None:
             self._continue_as(commit.own)
@@ -89,13 +91,13 @@ class LogStore:
             self._rebase(commit.rebase)
 
     def _rebase(self, rebase: Rebase) -> None:
-        """Let the log begin with these bases. Their checkpoint is remembered first: if the process ends in
-        between, the node claims to keep less than it does (SPEC O15)."""
+        """Make the log begin at the bases of a checkpoint. The checkpoint is remembered first: if the process
+        ends before the log is pruned, the node claims to keep less than it does (SPEC O15)."""
         remember_checkpoint(self._log, rebase.checkpoint)
         self._log.rebase(rebase.bases)
 
     def proof(self, feed: Feed) -> Proof | None:
-        """Return the proof of the lowest cut of `feed`, if it is cut."""
+        """Return the proof of the lowest cut of `feed`; None if it is not cut."""
         frame = self._log.proof(feed)
         if not frame:
             return None
@@ -119,20 +121,20 @@ class Driver:
         clock: Callable[[], float],
         continue_as: Callable[[Feed], None],
     ) -> None:
-        """`continue_as` remembers a new own feed durably. It is called on the disk thread. The callbacks are
-        added to the lists below."""
+        """`continue_as` remembers a new own feed durably. It is called on the disk thread. Other parts add
+        their callbacks to the lists below."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
         self.pumps: dict[LinkId, LinkPump] = {}
         self.disk = DiskWait()
-        """The wait of all writes of this node for room on the disk."""
+        """Repeats all writes of this node that find no room on the disk."""
         self.between_rounds = asyncio.Lock()
-        """Lock held during a round. While another task holds it, all that the machine has admitted is on
-        disk, and `on_round` was called."""
+        """Lock held during a round. While another task holds it, all updates that the machine has admitted
+        are on disk, and `on_round` was called for them."""
         self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
         """Functions that are called before a round replaces updates in the log, with the first replaced step
-        of each such feed. Each returns once nothing needs the old updates."""
+        of each such feed. Each function returns once nothing needs the old updates."""
         self.on_fault: list[Callable[[str], None]] = []
         """Functions that are called with a peer that broke a rule, before the link is dropped."""
         self.on_join_request: list[Callable[[JoinRequested], None]] = []
@@ -165,7 +167,7 @@ class Driver:
             self._arrived.set()
 
     def look(self) -> None:
-        """Start a round soon, even without an event."""
+        """Have `run` start a round soon, even without an event."""
         self._arrived.set()
 
     def finish(self) -> None:
@@ -178,7 +180,7 @@ class Driver:
         `disk.leave`.
 
         Ends after `finish`. If `run` is cancelled instead, a commit under way is still written, but has no
-        other effect. So cancel it only when the node ends.
+        other effect. So cancel `run` only when the node ends.
         """
         try:
             while not self._finished:
@@ -274,7 +276,8 @@ class Driver:
                 self.pumps[number].send(wire_codec.encode(summary, *self.machine.run.form))
 
     def changed(self) -> None:
-        """Call `after_round`: the state of the machine, or what follows from it, may have changed."""
+        """Call the functions of `after_round`, because the state of the machine, or something that depends on
+        it, may have changed."""
         for told in self.after_round:
             told()
 
@@ -295,8 +298,8 @@ class Driver:
             told(tuple(moved))
 
     def _replaced(self, commit: Commit) -> dict[Feed, int]:
-        """Return the first step that `commit` replaces in the log, keyed by feed. Feeds without a replaced
-        step are missing."""
+        """Return the first step that `commit` replaces in the log, keyed by feed, for the feeds that have
+        such a step."""
         replaced: dict[Feed, int] = {}
         for feed, segment in ((admit.feed, admit.segment) for admit in commit.admits):
             if segment.first < self._log.stop(feed):
@@ -330,7 +333,7 @@ class Driver:
 
 
 def _parts(commit: Commit) -> list[Commit]:
-    """Divide a commit into its transactions, so that none is written twice when a later one must be
+    """Divide a commit into its transactions, so that no transaction is written twice when a later one must be
     repeated."""
     if not commit.rebase:
         return [commit]

@@ -1,6 +1,5 @@
-"""The checks of a node's needs on this machine, in one list. `sfnode join` makes them before it touches the
-network, and `sfnode doctor` reports them. Each raises a UserError for a missing thing.
-"""
+"""The list of checks whether this machine has what a node needs. `sfnode join` makes them before it touches
+the network, and `sfnode doctor` reports them. Each check raises a UserError if something is missing."""
 
 from __future__ import annotations
 
@@ -22,16 +21,16 @@ from sfnode.tasks import public_files, row_files, verifying
 from sfnode.tasks.public_files import Places, with_run
 
 CPU = "cpu"
-"""The device that every machine has."""
+"""Name of the CPU as a device."""
 
 
 def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:
     """Check that this machine has what its node needs, before the network is touched. Without a `manifest`,
     check what any run needs.
 
-    Return the settings with the files that the owner has named, now or earlier for this folder. They are
-    remembered once a trainer can use them. A node that may not run the run's verifier becomes a relay. Raises
-    UserError as the checks.
+    Return the settings with the files that the owner has named, at this start or at an earlier one of this
+    folder. The files are remembered once the checks have passed. A node that may not run the run's verifier
+    becomes a relay. Raises UserError as the checks.
     """
     require_room(data_dir.path)
     try:
@@ -54,8 +53,9 @@ def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -
 
 
 def checks(settings: Settings, manifest: Manifest | None, layout: Layout) -> Iterator[Callable[[], object]]:
-    """Yield the checks of a trainer's needs; without a known run, only the check of its devices. Each raises
-    UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, or as the functions below."""
+    """Yield the checks of a trainer's needs; without a `manifest`, only the check of its devices. Each check
+    raises UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, or as the functions
+    below."""
     if settings.role != "trainer":
         return
     if manifest:
@@ -89,7 +89,7 @@ def require_room(folder: Path, log_bytes: int = 0) -> int:
 
 
 def require_devices(devices: Sequence[str], dtype: str) -> None:
-    """Try out a trainer's devices and its number format. That imports torch, unless all devices are the CPU.
+    """Try out a trainer's devices and its number format. This imports torch, unless all devices are the CPU.
     Raises UserError DEVICE."""
     if any(name != CPU for name in devices):
         from sfnode.engine.loading import usable_device
@@ -103,8 +103,8 @@ def require_devices(devices: Sequence[str], dtype: str) -> None:
 
 
 def require_rows(settings: Settings, manifest: Manifest, places: Places, began: bool) -> None:
-    """Check that a trainer has rows to train on, as far as that is known before a download. `began`: this
-    node has taken part before.
+    """Check that a trainer has rows to train on, as far as that is known before a download. `began` is
+    whether this node has taken part before.
 
     Raises UserError DATA_NEEDED, DATA_NOT_NAMED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
     """
@@ -113,24 +113,24 @@ def require_rows(settings: Settings, manifest: Manifest, places: Places, began: 
     shared = "train" in data.digests
     own = settings.data or ("" if shared or not data.train else public_files.local(data, "train", places))
     if settings.data or is_file(str(own)) or not data.train:
-        from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
+        from sfnode.tasks import dataset  # takes a second to import
 
         if not own:
             raise dataset.needed(manifest.task)
         if settings.data:
             dataset.own_rows(str(own), manifest.task, skip_bad=settings.skip_bad_rows)
         else:
-            dataset.load_rows(str(own), manifest.task)  # of the run's data all read all rows
+            dataset.load_rows(str(own), manifest.task)  # every node reads all rows of the run's data
     elif shared and not (settings.peers or settings.contacts_url or began):
         places = with_run(places, settings.run)
-        if public_files.find(data, "train", places) is None:  # and there is nobody who could have them
+        if public_files.find(data, "train", places) is None:  # and no peer could have the rows
             raise public_files.missing(data, "train", places)
 
 
 def require_model(settings: Settings, manifest: Manifest) -> None:
     """Check that a named folder holds the run's base model. Raises UserError MODEL_*."""
     if settings.model:
-        from sfnode.models import files  # half a second, for which only those wait who have such a folder
+        from sfnode.models import files  # takes half a second to import
 
         wanted = manifest.model
         files.check_digest(files.resolve(wanted.source, wanted.revision, settings.model), wanted.digest)

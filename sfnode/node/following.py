@@ -1,8 +1,8 @@
 """Lets a node follow its run: when the organiser announces that the run continues as another one, the node
 joins the other run.
 
-The node first checks that the other run began with this one, by a manifest with the hash in the signed link.
-It stays until a node of the other run answers.
+The node first checks that the other run began with a state of this one, in the manifest whose hash is in the
+signed link. It stays in its run until a node of the other run answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.identity import Identity
 
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks for an announcement."""
+"""Seconds between two checks for an announcement."""
 
 RETRY_INTERVAL = 60.0
 """Seconds between two attempts to reach the other run: its organiser may be about to start."""
@@ -34,8 +34,8 @@ DIGITS = 8
 
 
 async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str], None]) -> None:
-    """Call `continue_in` with the link to the run that continues this one, once a node of it answers. Log
-    each problem with the link once."""
+    """Wait until a run continues this one and a node of it answers; then call `continue_in` with the link to
+    that run. Log each problem with the link once."""
     said = ""
     while True:
         wait = LOOK_INTERVAL
@@ -54,13 +54,13 @@ async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str]
 
 
 async def _check(node: RunContext, link: str) -> None:
-    """Ask a node of the run to which a link leads for its manifest. Raises UserError WRONG_RUN unless that
-    run began with this node's run, BAD_LINK, and as `introductions.run_of`."""
+    """Ask a node of the run to which `link` leads for the run's manifest. Raises UserError WRONG_RUN unless
+    that run began with this node's run, BAD_LINK, and as `introductions.run_of`."""
     said, own = read_link(link), node.manifest.run_id.hex()
     found = await introductions.run_of(
         node.transport, said.addresses, said.run_id.hex(), known=False, random=node.outside.random
     )
-    assert found  # a run that is not known here is one or an error
+    assert found  # without a known run, `run_of` returns one or raises
     check_run_id(found, said.run_id.hex())
     if found.model.parent is None or found.model.parent.run_id != own:
         raise UserError(

@@ -1,4 +1,4 @@
-"""One link in both directions: frames to the machine, frames to the peer, and bounds on both queues.
+"""Moves the frames of one link in both directions, to the machine and to the peer, and bounds both queues.
 
 A pump does not interpret frames. One exception: once the queue is written after a segment, the machine gets
 the event Writable.
@@ -21,12 +21,12 @@ MAX_QUEUED_FRAMES = 1024
 dropped."""
 
 LAST_FRAMES = 1.0
-"""Maximum time, in seconds, for reading the frames that a peer sent before it closed the link. They are in
-our own buffers."""
+"""Maximum time, in seconds, for reading the frames that a peer sent before it closed the link. These frames
+are in our own buffers already."""
 
 
 class LinkPump:
-    """The two tasks of one link."""
+    """The tasks that read and write the frames of one link."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class LinkPump:
     async def finished(self) -> None:
         """Wait until the link has ended in one direction, end the other direction and close the link.
 
-        A peer that leaves closes the link after its last frames. These may still be readable when we cannot
-        write any more.
+        A peer that leaves closes the link after its last frames. These frames may still be readable when we
+        cannot write any more.
         """
         tasks = (self._reader, self._writer)
         try:

@@ -17,14 +17,14 @@ from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import Status
 
 LOOK = 5.0
-"""Seconds between two looks at the node."""
+"""Seconds between two checks of the node."""
 
 OFFLINE_AFTER = 120.0
-"""Time, in seconds, without a link after which a node that once had a link counts as offline. It redials much
-sooner."""
+"""Time, in seconds, without a link after which a node that once had a link counts as offline. Such a node
+redials much sooner."""
 
 PATIENCE = 60.0
-"""Maximum time of the command, in seconds. Then it is killed."""
+"""Maximum time of the command, in seconds, after which it is killed."""
 
 WORSE = f"SF{Code.RUN_GETS_WORSE:03d}"
 
@@ -32,7 +32,7 @@ WORSE = f"SF{Code.RUN_GETS_WORSE:03d}"
 async def notify(status: Callable[[], Status], clock: Callable[[], float], command: str) -> None:
     """Run `command` with the name of each event and a sentence as its last arguments, until cancelled.
 
-    It runs without a shell, and with the variables SFNODE_EVENT, SFNODE_TEXT and SFNODE_RUN_NAME.
+    The command runs without a shell, and with the variables SFNODE_EVENT, SFNODE_TEXT and SFNODE_RUN_NAME.
     """
     before: frozenset[str] = frozenset()
     term: int | None = None

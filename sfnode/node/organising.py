@@ -1,7 +1,7 @@
-"""The organiser in a node, and a newcomer's join request.
+"""Runs the organiser in a node, and sends a newcomer's join request.
 
 Carries out the actions of the sans-IO organiser (`sfnode.organising.organiser`): decisions go to the machine,
-evaluations to the engine, answers to the owner. It decides nothing itself.
+evaluations to the engine, answers to the owner. This module makes no decisions itself.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ commit."""
 
 OFFER_TIME = 3 * SEND_AGAIN
 """Lifetime, in seconds, of an offer to stand in that is not repeated, so that only members that are present
-are named."""
+are named as stand-ins."""
 
 LOOK_INTERVAL = 5.0
-"""Pause, in seconds, between two checks whether this node is still a member. It seldom ceases to be one."""
+"""Pause, in seconds, between two checks whether this node is still a member. A node seldom ceases to be a
+member."""
 
 MEASURING_BASE = "measuring the base model"
 
@@ -101,15 +102,17 @@ class Organising:
         self._stopped = False
         self._waiting: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._untold: list[events.Event] = []
-        """Events that the organiser gets at the end of the round."""
+        """Events that are passed to the organiser at the end of the round."""
         self._begun = False
         """Whether this node began or continued the run because it found no other node."""
         self._began_at = self._peopled_at = node.clock()
-        """Time of the start, and the last time at which there was a link or none was wanted."""
+        """Time of the start (`_began_at`), and the last time at which this node had a link or wanted none
+        (`_peopled_at`)."""
         self._restored = control.elections.restored
-        """Whether the key came from a backup and does not know the present term yet."""
+        """Whether the key was restored from a backup, and the present term is not known yet."""
         self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
-        """Chain hash of all decisions signed with the key, if this log proves that it has all; else empty."""
+        """Chain hash of all decisions signed with the key, if this log proves that it has all of them; else
+        empty."""
         self._organiser = Organiser(
             View(node.machine, node.log),
             node.outside.policy or policy_of(node.manifest, node.settings),
@@ -128,7 +131,8 @@ class Organising:
             self._offer()
 
     def _offer(self) -> None:
-        """Send everybody this member's offer to stand in. It is repeated until the member is named."""
+        """Send all nodes this member's offer to stand in. The offer is repeated until the member is named a
+        stand-in."""
         own, control = self._node.machine.own, self._organised.control
         assert own is not None  # a node with a key to stand in is a trainer
         message = offer_message(self._node.manifest.run_id, own.origin, control.key)
@@ -136,8 +140,8 @@ class Organising:
         self._node.driver.post(OwnJoinRequest(Offer(own.origin, control.key, signatures)))
 
     def _has_admitted_others(self) -> bool:
-        """Return whether the run has other members. If this log is old, one of them may have decisions that
-        are missing here."""
+        """Return whether the run has other members. If it has, and this log is old, one of them may have
+        decisions that are missing here."""
         own = self._node.machine.own
         return any(own is None or one.origin != own.origin for one in self._organised.run_state.members)
 
@@ -148,7 +152,8 @@ class Organising:
 
     @property
     def restarted(self) -> Restarted | None:
-        """The wait of an organiser that does not sign yet after a restart; None otherwise."""
+        """The situation of an organiser that was restarted and does not sign yet; None for any other
+        organiser."""
         if self.state is not OrganiserState.RESTARTED:
             return None
         control, peering = self._organised.control, self._node.peering
@@ -162,13 +167,13 @@ class Organising:
 
     @property
     def cut_off(self) -> bool:
-        """Whether this node organises, but too few stand-ins answer."""
+        """Whether this node is the organiser but cannot sign, because too few stand-ins answer."""
         control = self._organised.control
         return self.state is OrganiserState.STANDING_BY and control.feed.key == control.key
 
     @property
     def guarded(self) -> bool:
-        """Whether the organiser has a guard, which goes back when the run gets worse."""
+        """Whether the organiser has a guard, which returns to the best seal when the run gets worse."""
         return self._organiser.known.guard is not None
 
     def offers(self) -> dict[int, bytes]:
@@ -183,7 +188,7 @@ class Organising:
         return standing | {n: key for origin, key in heard.items() if (n := number(origin)) is not None}
 
     def hand_over(self, key: bytes) -> None:
-        """Let another stand-in organise at once."""
+        """Hand the organiser's work over to the stand-in with `key` at once."""
         self._node.driver.post(OwnHandOver(key))
 
     def join_requests(self) -> list[JoinRequest]:
@@ -192,12 +197,13 @@ class Organising:
         return known.join_requests.waiting(known.run_state, self._node.clock())
 
     async def decide(self, decision: Decision) -> str | None:
-        """Sign the owner's decision. Return None once it is on disk, or the reason if it would change
+        """Sign the owner's decision. Return None once the decision is on disk, or a reason if it would change
         nothing.
 
-        Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
+        Raises UserError ORGANISER_NEEDED if the node ends before the decision is on disk, or SIGN_DEADLINE
+        passes.
         """
-        if isinstance(decision, StandIns):  # who admits whom stays as it is, whoever organises
+        if isinstance(decision, StandIns):  # the policy of admission does not change with the organiser
             admission = list(Admission).index(self._organiser.known.policy.admission)
             decision = replace(decision, admission=admission)
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -223,8 +229,8 @@ class Organising:
     # -- actions of the organiser ------------------------------------------------------------------
 
     def _tell(self, event: events.Event) -> None:
-        """Hand an event to the organiser at the end of a round, and start a round soon. Within a round the
-        machine may lack updates that the organiser knows, and a close would list them."""
+        """Hand an event to the organiser at the end of a round, and start a round soon. In the middle of a
+        round, a close could list updates that the machine does not have yet."""
         self._untold.append(event)
         self._node.driver.look()
 
@@ -238,7 +244,7 @@ class Organising:
             self._begun = True
             news.append(events.NobodyElse())
         elections = self._organised.control.elections
-        signs = self.state is OrganiserState.ORGANISING and not elections.in_use  # nobody has more
+        signs = self.state is OrganiserState.ORGANISING and not elections.in_use  # nobody knows more
         if self._restored and (elections.settled or signs):
             self._restored = elections.restored = False
             forget_restored(self._node.manifest.run_id, self._node.settings.keys_dir)
@@ -247,8 +253,8 @@ class Organising:
                 self._do(action)
 
     def _is_nobody_else(self) -> bool:
-        """Return whether no other node can know more, so that this one may decide: the run is new, or the
-        key's last signature is in this log."""
+        """Return whether no other node can know more decisions, so that this node may decide: the run is new,
+        or the key's last signature is in this log."""
         feed, now = self._organised.control.feed, self._node.clock()
         if not feed.stop:
             return self._readiness.begins()
@@ -288,7 +294,8 @@ class Organising:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the node if the work has raised: the organiser would wait for the answer for ever."""
+        """End the node if the work has raised an error, because the organiser would wait for its result for
+        ever."""
         del self._running[task]
         if not task.cancelled() and (error := task.exception()):
             self._fail(error)
@@ -304,7 +311,7 @@ class Organising:
         self._tell(events.MakingEnded(Checkpoint, stated))
 
     async def _make_bases(self, epoch: int) -> None:
-        """Make bases at the weights of an epoch's seal. Peers download them from here."""
+        """Make new bases from the model at an epoch's seal, and store them for peers to download."""
         digest, folder = None, self._node.data_dir.bases
         try:
             with disk_faults(folder):
@@ -318,7 +325,7 @@ class Organising:
         self._tell(events.MakingEnded(Bases, digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
-        """Answer the first caller that waits for this decision."""
+        """Answer the first caller of `decide` that waits for the decision `wanted`."""
         for decision, done in self._waiting:
             if decision == wanted and not done.done():
                 done.set_result(reason)
@@ -362,9 +369,10 @@ class Organising:
     async def _measured(
         self, asked: events.Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
-        """Return each feed's share in an epoch's gain, and the number of example-forwards that measuring
-        took. The shares are measured in the middle of the step from the previous seal to this epoch without
-        its skipped feeds. There are none if the counted updates of these epochs change meanwhile.
+        """Return each feed's share in an epoch's gain, and the number of example-forwards that the
+        measurement took. The shares are measured halfway between the model of the previous seal and the model
+        with this epoch, without the epoch's skipped feeds. They are empty if the counted updates of these
+        epochs change meanwhile.
 
         Raises UserError PAUSED once `wanted`, which is called on the engine's thread, returns False, and as
         `Engine.shares`.
@@ -382,7 +390,7 @@ class Organising:
             return named(epoch, asked.skipped)
 
         def sealed() -> Mapping[Feed, Counted]:
-            if counts_alike(after, named(epoch)):  # otherwise other updates count by now
+            if counts_alike(after, named(epoch)):  # otherwise the counted updates have changed
                 before.update(named(epoch - 1))
             else:
                 after.clear()
@@ -392,7 +400,7 @@ class Organising:
             subspace_of = node.machine.run.subspace_of
             found = counted_anew(node.log, before, after, subspace_of)
             lately = counted_anew(node.log, window[0], window[1], subspace_of) if window else {}
-            scored = [lately[feed] for feed in found if lately]  # by its updates of the last rounds
+            scored = [lately[feed] for feed in found if lately]  # each feed's updates of the last rounds
             every = [*found.values(), *scored]
             shares, taken = engine.shares(cores, every, asked.origins, epoch, wanted)
             for place, share in enumerate(shares[len(found) :]):
@@ -403,9 +411,9 @@ class Organising:
         return await node.model.ask_of_step(look, closed, sealed, what)
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
-        """Evaluate the calibrated base model; None where it cannot be calibrated."""
+        """Return the evaluation of the calibrated base model; None where it cannot be calibrated."""
         task = self._node.manifest.task
-        if not task.labelled or task.loss == "calibrated":  # it always is, then
+        if not task.labelled or task.loss == "calibrated":  # a `calibrated` loss always calibrates
             return None
         try:
             _, found = await self._node.model.ask(
@@ -425,7 +433,7 @@ class Organising:
         """Return the result of a line search along an epoch, the evaluation at the factor found (if
         `asked.scored`), and the number of example-forwards of the search.
 
-        The first two are None if the counted updates of earlier epochs change meanwhile.
+        The result and the evaluation are None if the counted updates of earlier epochs change meanwhile.
         """
         search = LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
         begun: list[Mapping[Feed, Counted]] = []
@@ -470,7 +478,7 @@ async def be_admitted(
     node: NodeContext, organising: Organising | None, asked: Callable[[], None], stopping: asyncio.Event
 ) -> None:
     """Keep this node a member of its organised run until cancelled, even after a succession that drops its
-    admission. `organising` is this node's own organiser, if it has one; another node may have succeeded it.
+    admission. `organising` is this node's own organiser, if it has one, even if another node organises now.
     `asked` is called after a join request to another organiser."""
     own, organised = node.machine.own, node.machine.organised
     if organised is None or own is None:
@@ -480,7 +488,7 @@ async def be_admitted(
         if organised.run_state.member(own.origin):
             waits = False
         elif organising and organising.state in (OrganiserState.ORGANISING, OrganiserState.RESTARTED):
-            with suppress(UserError):  # it is carried out all the same, unless the node ends
+            with suppress(UserError):  # an unanswered decision is still carried out, unless the node ends
                 await organising.decide(Admit(own.origin, node.manifest.organised.quota, 0))
         elif not waits:
             if await _ask(node, own.origin, stopping.is_set):
@@ -490,9 +498,9 @@ async def be_admitted(
 
 
 async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
-    """Send the organiser a join request, which is repeated until this node is admitted. It carries the ticket
-    of this node's link (`NUMBER:HEX`), or else a proof of work, which takes some seconds of a core on a
-    separate thread.
+    """Send the organiser a join request, which is repeated until this node is admitted. The request carries
+    the ticket of this node's link (`NUMBER:HEX`), or else a proof of work, which takes some seconds of a core
+    on a separate thread.
 
     Return whether the request was sent; False when `interrupted`.
     """

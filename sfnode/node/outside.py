@@ -1,12 +1,12 @@
-"""The seam through which a node gets everything that can differ from run to run.
+"""The inputs through which a node gets everything that can differ between two executions.
 
-That is the clock, randomness and keys, sensors, and the control socket. `Node` itself takes the transport and
-the model, and the event loop provides timers and threads. Nothing below asks the system for the time or for
-random numbers (tests/node/test_outside.py). So the node that ships is the node that is simulated, on
-`sfnode.virtual_time`, and repeats from a seed.
+These are the clock, randomness and keys, sensors, and the control socket. `Node` itself takes the transport
+and the model, and the event loop provides timers and threads. Nothing below asks the system for the time or
+for random numbers (tests/node/test_outside.py). So the simulator runs the same node as users, on
+`sfnode.virtual_time`, and a seed repeats an execution.
 
-An update contains no time, so a wrong clock harms no model. But it hides a node in the DHT. So the clock is
-compared with those of peers, whose DHT nodes send the time with every answer.
+An update contains no time, so a wrong clock harms no model. But a node with a wrong clock is not found in the
+DHT. So the clock is compared with those of peers, whose DHT nodes send the time with every answer.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sfprotocol.signing import Verify, verifies
 
 
 class MachineUsage:
-    """The usage of the machine by one node on `devices`, including its network daemon. Not for two threads at
-    once.
+    """The usage of the machine by one node on `devices`, including its network daemon. Only one thread at a
+    time may use it.
 
-    For people and metrics. Limits have their own sensors (`resources.sensors`).
+    The figures are for people and metrics. Limits have their own sensors (`resources.sensors`).
     """
 
     def __init__(self, *devices: str) -> None:
@@ -52,7 +52,7 @@ class MachineUsage:
         """Sensors of the GPUs, keyed by device; None for a GPU without sensors."""
 
     def __call__(self) -> MachineStatus:
-        """Return the present usage. For the CPU it is the average since an earlier call. Takes a
+        """Return the present usage. The CPU usage is an average since an earlier call. Takes a
         millisecond."""
         used = self._daemon.used()
         return MachineStatus(
@@ -65,8 +65,8 @@ class MachineUsage:
         )
 
     def _look_at_gpus(self) -> list[GpuStatus]:
-        """Return the usage of each GPU; an empty list before torch has initialised CUDA, which nothing here
-        should cause."""
+        """Return the usage of each GPU; an empty list before torch has initialised CUDA. Never initialises
+        CUDA itself."""
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return []
@@ -101,12 +101,12 @@ def _read(gpu: Nvidia | None, sensor: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The inputs of a node that can differ from run to run."""
+    """The inputs of a node that can differ between two executions."""
 
     random: Random = field(default_factory=SystemRandom)
     """The source of all random numbers, including keys and incarnations."""
     clock: Callable[[], float] | None = None
-    """Monotonic clock in seconds; None for the event loop's."""
+    """Monotonic clock in seconds; None means the event loop's clock."""
     today: Callable[[], date] = date.today
     """The date, for daily quotas."""
     sensors: Callable[..., Sensors] = Sensors
@@ -118,10 +118,10 @@ class Outside:
     open_log: Callable[[Path, bytes], UpdateLog] = UpdateLog.open
     """Opens the update log of a run."""
     policy: OrganiserPolicy | None = None
-    """Organiser's policy that replaces the manifest's, including the proof of work for join requests; None
-    for the manifest's."""
+    """Organiser's policy in place of the manifest's, including the proof of work for join requests; None
+    means the manifest's policy."""
     judge: Judge | None = None
-    """Judge of seals that replaces the one that counts everything; None for that one."""
+    """Judge of seals in place of the default judge, which counts everything; None means the default judge."""
     listens: bool = True
     """Whether the node opens its control socket and serves metrics."""
 
@@ -130,23 +130,23 @@ class Outside:
 
 
 PEERS = 3
-"""Number of peers that are asked: the median of three tolerates one wrong or lying clock."""
+"""Number of peers that are asked for the time: the median of three tolerates one wrong or lying clock."""
 
 FIRST, AGAIN = 5.0, 1_800.0
-"""Pause, in seconds, before the first comparison, and between later ones, which are needed because a laptop
-may have slept."""
+"""Pauses, in seconds: FIRST before the first comparison, AGAIN between later ones. Later ones are needed
+because a laptop may have slept."""
 
 
 class ClockCheck:
     """The regular comparison of this clock with those of peers."""
 
     def __init__(self, ahead: Callable[[str], Awaitable[float]], peers: Callable[[], Sequence[str]]) -> None:
-        """`ahead` asks the peer at an address by how many seconds its clock is ahead of ours. `peers` returns
-        addresses of peers."""
+        """`ahead` asks the peer at an address for its time, and returns how many seconds its clock is ahead
+        of ours. `peers` returns addresses of peers."""
         self._ahead = ahead
         self._peers = peers
         self.problem: UserError | None = None
-        """CLOCK_DIFFERS if the last comparison found that; else None."""
+        """The error CLOCK_DIFFERS if the last comparison found a difference; else None."""
 
     async def run(self) -> None:
         """Compare regularly until cancelled."""
@@ -156,7 +156,7 @@ class ClockCheck:
             await asyncio.sleep(AGAIN)
 
     async def compare(self) -> None:
-        """Compare once. Without an answer the last result stays."""
+        """Compare once. If no peer answers, keep the last result."""
         ahead = []
         for address in self._peers()[:PEERS]:
             try:

@@ -1,7 +1,8 @@
-"""The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
+"""The peer manager in the daemon: carries out the manager's actions with transport and driver, and reports
+the results to it.
 
-Decides nothing about peers: `peers.manager` does. Also restarts a transport that breaks. The address book is
-written on a thread of its own. No link is carried before the latest book is on disk (SPEC I2).
+All decisions about peers are made in `peers.manager`. Also restarts a transport that breaks. The address book
+is written on a thread of its own. No link is carried before the latest book is on disk (SPEC I2).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MODEL_SOURCES = 16
 """Maximum number of peers that are asked for data, the base model and bases."""
 
 Jobs = dict[str, asyncio.Task[None]]
-"""Tasks, keyed by the peer that they are for."""
+"""Tasks, each keyed by the peer that it concerns."""
 
 
 class Peering:
@@ -70,7 +71,7 @@ class Peering:
         self.roster: list[PeerRecord] = []
         """Records found by the last search."""
         self._relays: list[str] = []
-        """Relays in the roster, as of the last search that found any."""
+        """Relays in the roster, according to the last search that found relays."""
         self.book = book
         self.contacts_url = contacts_url
         self._transport = transport
@@ -94,7 +95,7 @@ class Peering:
         """Set when the manager has handled an event, which may have changed its next deadline."""
         self._disk = DaemonExecutor("peers")
         self._unwritten: list[str] | None = None
-        """Addresses to be written next; None if there are none."""
+        """Addresses to be written next; None if there is nothing to write."""
         self._written: asyncio.Task[None] | None = None
         """The last task that writes addresses; None before the first."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
@@ -106,7 +107,7 @@ class Peering:
 
     @property
     def deserted(self) -> bool:
-        """Whether there is no link although the node may have some."""
+        """Whether there is no link although links are allowed."""
         return self.manager.presence is events.Presence.OPEN and not self.manager.linked
 
     def sources(self) -> list[str]:
@@ -114,7 +115,7 @@ class Peering:
         return self.book.nodes(MODEL_SOURCES)
 
     def relays(self) -> list[str]:
-        """Return addresses of peers that claim to relay for others, neighbours first."""
+        """Return addresses of peers that claim to relay connections for others, neighbours first."""
         linked = [link.peer for link in self._driver.machine.links.values() if link.role == RELAY]
         return [
             address
@@ -124,7 +125,7 @@ class Peering:
 
     def nobody_else(self) -> bool:
         """Return whether no other node exists: this node knows only plain peers of Hivemind's DHT, and the
-        roster there contains only its own record."""
+        roster in that DHT contains only this node's record."""
         roster = {record.peer for record in self.roster}
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
@@ -142,27 +143,28 @@ class Peering:
         return "a node of the run in the DHT of these peers: none is named yet"
 
     async def ask_contacts(self) -> None:
-        """Ask the page with contacts for peers while there is no link; until cancelled."""
+        """Ask the page with contacts for peers while there is no link, until cancelled."""
         links = self._driver.pumps
         await contacts.keep_company(
             self.contacts_url, self._topic, lambda: len(links), self.hear, self._random
         )
 
     def stay_away(self, away: bool) -> None:
-        """Close all links and keep none if `away`; otherwise have links again. Has no effect after
+        """Close all links and open none if `away`; otherwise open links again. Has no effect after
         `leave`."""
         self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
 
     def hear(self, records: Sequence[PeerRecord]) -> None:
-        """Add peers from another source than the roster. These are only hints, too."""
+        """Add peers from another source than the roster. Like the roster's, these records are only hints."""
         self._tell(events.Found(tuple(records)))
 
     def leave(self) -> None:
-        """Open and accept no more links. The open ones stay."""
+        """Open and accept no more links; keep the open ones."""
         self._tell(events.PresenceChanged(events.Presence.LEAVING))
 
     async def run(self) -> None:
-        """Keep links until cancelled. Raises what a local fault raises, such as DATA_DIR_UNUSABLE."""
+        """Keep links until cancelled. Raises the error of a local fault, such as UserError
+        DATA_DIR_UNUSABLE."""
         self._transport.on_link(self.serve)
         self._transport.ask_for_relays(self.relays)
         self._start(self._keep_time())
@@ -233,7 +235,8 @@ class Peering:
         table[peer].add_done_callback(ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End `run` if a job has raised. Faults of others come as events, so this fault is our own."""
+        """End `run` if a job has raised. Faults of peers are reported as events, so an error of a job is a
+        local fault."""
         self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
             self._faults.put_nowait(error)
@@ -260,7 +263,8 @@ class Peering:
         self._tell(events.Restarted())
 
     def _begin_anew(self) -> None:
-        """Dial at once when the disk has room again, whatever failed while no link was carried."""
+        """Dial at once when the disk has room again: dials that failed while no link was carried are
+        forgotten."""
         if not self._driver.disk.problem:
             self.book.forget_failures()
             self._posted.set()
@@ -309,8 +313,8 @@ class Peering:
             self._start(_outcome(self._written))
 
     async def _write_newest(self) -> None:
-        """Write the addresses that were ordered last, and repeat until no newer ones have been ordered.
-        Raises what `remember` raises."""
+        """Write the addresses of the latest order to write, and repeat until there is no newer order. Raises
+        what `remember` raises."""
         loop = asyncio.get_running_loop()
         while (book := self._unwritten) is not None:
             self._unwritten = None
@@ -319,7 +323,7 @@ class Peering:
             )
 
     async def _until_written(self) -> bool:
-        """Wait until the addresses that were ordered last are on disk; return whether they are."""
+        """Wait for the latest ordered write of addresses; return whether it has succeeded."""
         written = self._written  # another write may begin before this returns
         if written is None:
             return True
@@ -350,7 +354,8 @@ class Peering:
             self._tell(events.Found(tuple(self.roster)))
 
     async def _bootstrap(self, peer: str, address: str) -> None:
-        """Try a single address, so that a malformed one in the roster spoils no other."""
+        """Bootstrap from a single address, so that a malformed address in the roster does not affect the
+        others."""
         answered = False
         with suppress(TransportError, UserError):
             answered = await self._transport.bootstrap([address]) > 0

@@ -1,4 +1,5 @@
-"""The privacy of a running node's rows: its local noise, and the present epsilon (`accounting`)."""
+"""Keeps account of the privacy of a running node's rows: its local noise, and the present epsilon
+(`accounting`)."""
 
 from __future__ import annotations
 
@@ -13,18 +14,19 @@ from sfnode.node.training.model import clip_of
 from sfnode.schema.status import PrivacyStatus
 
 LOOK_INTERVAL = 10.0
-"""Seconds between two looks at the number of updates."""
+"""Seconds between two checks of the number of updates."""
 
 AHEAD = 1.1
 """Ratio of the number of updates for which epsilon is computed to the present number. Epsilon is computed
-again once that number is reached, so the shown value is never too small."""
+again once the node has made the former number of updates, so the shown value is never too small."""
 
 
 class Privacy:
-    """The account of one node."""
+    """The privacy account of one node."""
 
     def __init__(self, node: NodeContext) -> None:
-        """Raises UserError BAD_OPTION where there are no private rows, EXTRA_MISSING without the library."""
+        """Raises UserError BAD_OPTION if the node has no private rows, EXTRA_MISSING if the library is not
+        installed."""
         if node.settings.data is None or node.settings.role == "relay":
             raise UserError(
                 Code.BAD_OPTION,
@@ -41,14 +43,16 @@ class Privacy:
         self._node = node
         node.model.limits.append(self.left)
         self._multiplier = node.settings.noise
-        """Noise multiplier. If the settings give an epsilon, it is computed once the rows are read."""
+        """Noise multiplier. If the settings give an epsilon, the multiplier is computed once the rows are
+        read."""
         self._settled = 0
         self._epsilon: float | None = None
 
     @property
     def updates(self) -> int:
-        """Number of updates signed by this node's key. All count as noisy, and a partial group counts as a
-        whole one. A group divided by a restart is drawn twice. AHEAD covers one such group in ten."""
+        """Number of updates signed by this node's key. All are counted as noisy, and a partial group as a
+        whole one. If a restart divides a group, its rows are drawn twice: AHEAD covers one such group in
+        ten."""
         own, together = self._node.machine.own, self._node.manifest.training.batch_updates
         feeds = self._node.machine.frontier
         whole = (-(-state.next // together) for state in feeds if own and state.feed.origin == own.origin)

@@ -1,4 +1,4 @@
-"""Provenance of an exported model, by a node's log: seal, evaluations and contributors."""
+"""Provenance of an exported model, computed from a node's log: seal, evaluations and contributors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def of_seal(
     checkout: Checkout,
     digest: str,
 ) -> Provenance:
-    """Return the provenance of a seal whose updates are all here, with its core `digest`. Any thread may call
-    this.
+    """Return the provenance of the model of a seal whose updates are all stored, with its core `digest`. Any
+    thread may call this.
 
     `entries` are the decisions, `names` the names of origins.
     """
@@ -48,7 +48,8 @@ def of_now(
 
 
 def _evaluations(entries: Sequence[Entry], epoch: int) -> tuple[EvaluatedModel, ...]:
-    """Return the published evaluations of this seal, the best one, the last one and the base model."""
+    """Return the published evaluations of this seal, of the best seal, of the last measured seal, and of the
+    base model."""
     results = Results().follow(entries)
     own = [one for one in results.evaluations if one.epoch == epoch and not one.base]
     verdict = results.verdict()

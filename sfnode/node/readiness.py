@@ -1,12 +1,13 @@
-"""Beginning and leaving: whether a node has caught up, so that it trains the run's model, and whether it may
-leave, because its neighbours have its updates.
+"""Decides whether a node has caught up, so that it trains the run's model, and whether it may leave, because
+its neighbours have its updates.
 
-Reads the machine; it asks no peer, starts no training and closes nothing. Updates that no neighbour took stay
-in the log and are handed over after the next start.
+Only reads the machine: it asks no peer, starts no training and closes nothing. Updates that no neighbour took
+stay in the log and are handed over after the next start.
 
-A claim costs nothing, and neither does one valid update now and then. So a node waits for a neighbour only
-while that neighbour's claims come true, in proportion to them. Each neighbour is judged by itself. And the
-node waits only for the neighbours that it meets first, because new ones could come without end.
+Claiming updates costs a peer nothing, and sending one valid update now and then hardly anything. So a node
+waits for a neighbour only while that neighbour delivers a fixed share of the claimed updates in time. Each
+neighbour is judged alone. The node waits only for the neighbours that it meets first, because new ones could
+come without end.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ from sfprotocol.link import Link
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 
 UNDER_WAY = 64
-"""Number of updates that a training node may lack, besides a 64th of the known ones, because the latest
-updates of others are always on their way."""
+"""Number of updates that a training node may lack, in addition to a 64th of its known updates, because the
+latest updates of others are always on their way."""
 
 SHARE = 64
-"""Divisor of a neighbour's lead. The lead divided by SHARE, or UNDER_WAY updates if that is more, must come
-within ASK_TIMEOUT, or the node stops waiting. At two bytes an update, a line of 100 kbit/s brings a history
-of 7 million in time, one of 1 Mbit/s 70 million. A peer that claims n updates and delivers as slowly as
-allowed delays a newcomer by ln(n) times SHARE * ASK_TIMEOUT (21 minutes), and must deliver all n."""
+"""Divisor for the number of updates that a neighbour must deliver within ASK_TIMEOUT. It must deliver the
+updates that it claims and we lack, divided by SHARE, but at least UNDER_WAY; otherwise the node stops waiting
+for it. At two bytes an update, a neighbour with a connection of 100 kbit/s can claim 7 million updates and
+still deliver in time; with 1 Mbit/s it can claim 70 million. A peer that claims n updates and delivers as
+slowly as allowed delays a newcomer by ln(n) times 21 minutes (SHARE * ASK_TIMEOUT), and must deliver all
+n."""
 
 BEGIN_ALONE = 30.0
 """Minimum time, in seconds, for which a node that may begin a run looks for others in a DHT of strangers. In
-that time every present node renews its record, and some searches end."""
+that time every present node renews its record, and this node completes some searches."""
 
 LOOKS = 20
-"""Number of looks at the neighbours' claims within ASK_TIMEOUT. One takes 10 ms at 65,536 feeds."""
+"""Number of checks of the neighbours' claims within ASK_TIMEOUT. One check takes 10 ms at 65,536 feeds."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """A mark of one of the first neighbours, set when it had last delivered enough: its claimed lead
-    (`ahead`), the number of updates known to us, and the time."""
+    """The situation at the time `at`, when one of the first neighbours had last delivered enough. `ahead` is
+    the number of updates that this neighbour claimed and we lacked."""
 
     ahead: int
     known: int
-    """Updates known to us at that time."""
+    """Number of updates known to us at that time."""
     at: float
 
 
@@ -61,8 +64,8 @@ class Readiness:
         clock: Callable[[], float],
     ) -> None:
         """`told_peers` is whether the settings name peers. `met_peers` returns whether the log remembers
-        peers. `nobody_else` returns whether no other node of the run can be found and this one may begin
-        it."""
+        peers. `nobody_else` returns whether no other node of the run can be found and this node may begin the
+        run."""
         self._machine = machine
         self._told_peers = told_peers
         self._met_peers = met_peers
@@ -72,16 +75,18 @@ class Readiness:
         self._marks: dict[str, _Mark] = {}
         """Marks of the first neighbours, keyed by peer. They are kept while a link is broken."""
         self._met_at = self._look_at = float("inf")
-        """Times of the first neighbour's full Summary, and of the next look at all claims."""
+        """Times of the first neighbour's full Summary (`_met_at`), and of the next check of all claims
+        (`_look_at`)."""
         self._behind = False
-        """Whether any neighbour was worth waiting for at the last look."""
+        """Whether any neighbour was worth waiting for at the last check."""
 
     def done(self) -> bool:
-        """Return whether we have the updates of our first neighbours, or there is nobody to learn from."""
+        """Return whether we have the updates of our first neighbours, or there is no neighbour to get updates
+        from."""
         if any(link.synced for link in self._machine.links.values()):
             return self._is_abreast()
         if self._told_peers and not self._machine.frontier.known:
-            return self.begins()  # a newcomer would train another model than the run's
+            return self.begins()  # else a newcomer would train another model than the run's
         if not (self._told_peers or self._met_peers()):
             return True
         return self._silence() > ASK_TIMEOUT
@@ -99,8 +104,8 @@ class Readiness:
         return self._clock() - max((mark.at for mark in self._marks.values()), default=self._started_at)
 
     def _is_abreast(self) -> bool:
-        """Return whether we lack no more updates than are always on their way, or no neighbour delivers the
-        updates that it claims."""
+        """Return whether we lack only as many updates as are always on their way, or no neighbour delivers
+        the updates that it claims."""
         if not self._is_much(self._machine.lacking):
             return True
         now = self._clock()
@@ -114,7 +119,7 @@ class Readiness:
         return not self._behind
 
     def _is_worth_waiting(self, link: Link, now: float) -> bool:
-        """Return whether this neighbour is ahead of us and delivers its claims."""
+        """Return whether this neighbour has updates that we lack, and delivers the updates that it claims."""
         frontier = self._machine.frontier
         claims = [(feed, stop) for feed, stop in link.has.items() if frontier.lacks(feed, stop)]
         ahead = sum(stop - frontier.next(feed) for feed, stop in claims)
@@ -124,7 +129,7 @@ class Readiness:
                 return False
             mark = self._marks[link.peer] = _Mark(ahead, frontier.known, now)
         due = max(UNDER_WAY, mark.ahead // SHARE)
-        if mark.ahead - ahead >= due and frontier.known - mark.known >= due:  # a claim can be taken back
+        if mark.ahead - ahead >= due and frontier.known - mark.known >= due:  # claims can be taken back
             mark = self._marks[link.peer] = _Mark(ahead, frontier.known, now)
         return self._is_much(ahead) and now - mark.at <= ASK_TIMEOUT
 
@@ -137,7 +142,7 @@ SETTLE_TIME = 3.0
 Also the time without a neighbour after which a node that is done stops waiting for one."""
 
 LEAVE_GRACE = 30.0
-"""Maximum time, in seconds, for which a node that is done stays, whatever its neighbours lack."""
+"""Maximum time, in seconds, for which a node that is done stays, even if its neighbours lack updates."""
 
 
 class Shutdown:
@@ -181,11 +186,12 @@ class Shutdown:
         return settled or now - self._done_at > LEAVE_GRACE
 
     def _agreed(self, now: float) -> bool:
-        """Return whether all neighbours have the same updates, and the last one came a while ago."""
+        """Return whether all neighbours have the same updates as we, and the last update came more than
+        SETTLE_TIME ago."""
         agree = all(link.agreed for link in self._machine.links.values())
         return agree and now - self._last_update_at > SETTLE_TIME
 
     def _handed_over(self, now: float) -> bool:
-        """Return whether all neighbours were sent everything, or there was no neighbour for a while."""
+        """Return whether all neighbours were sent every update, or there was no neighbour for SETTLE_TIME."""
         sent = any(link.synced for link in self._machine.links.values()) and handed_over(self._machine)
         return sent or now - self._not_alone_at > SETTLE_TIME

@@ -1,7 +1,7 @@
 """Records of a running node: figures for its loggers, and lines of progress and alarms in its log.
 
 The figures come from the status, the reports and the evaluations: nothing is measured here. `sfnode.loggers`
-writes them and handles failures.
+writes the figures and handles failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
 
 RECORD_INTERVAL = 10.0
-"""Interval, in seconds, between records of step and traffic, which take some 400 bytes each and 4 MB a
+"""Interval, in seconds, between records of step and traffic. They take some 400 bytes each, and 4 MB a
 day."""
 
 STEP = {"known", "own_updates", "updates_per_second", "loss"}
@@ -36,11 +36,13 @@ TRAFFIC = {"bytes_sent", "bytes_received", "segment_bytes_sent", "updates_sent"}
 """Fields of the status in records of step and traffic."""
 
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
-"""Form that the name of a metric must have to name a curve. The organiser's metrics are a stranger's text."""
+"""Form that the name of a metric must have to name a curve. The names of the organiser's metrics are text
+from a stranger."""
 
 
 class Recorder:
-    """The records of one node. The node reports rounds and evaluations; `run` reads the rest."""
+    """The records of one node. The node calls `after_round` and `evaluated`; `run` reads all other
+    figures."""
 
     def __init__(
         self, node: RunContext, logger: Logger, reports: Reports | None, status: Callable[[], Status]
@@ -50,9 +52,10 @@ class Recorder:
         self._reports = reports
         self._status = status
         self._sealed = self._reports.run_state.sealed if self._reports else 0
-        """Number of seals that were recorded or came before the start."""
+        """Number of seals that were recorded, or that the log had at the start."""
         self._published = self._reports.evaluations()[-1:] if self._reports else []
-        """The last published evaluation that was recorded or came before the start."""
+        """The last published evaluation that was recorded, or that the log had at the start; in a list, empty
+        without one."""
 
     def begin(self) -> None:
         """Begin the records with the run and the settings that determine this node's figures."""
@@ -84,12 +87,12 @@ class Recorder:
         for seal in seals:
             rate, factor = run_state.rate(seal.epoch) / RATE_ONE, seal.factor / FACTOR_ONE
             values: dict[str, float] = {"epoch": seal.epoch, "factor": factor, "rate": rate}
-            if seal is seals[-1]:  # what counted after those before it is not known any more
+            if seal is seals[-1]:  # the number counted after earlier seals is not known any more
                 values["counted"] = run_state.counted
             self._record("epoch", values)
 
     def evaluated(self, evaluation: NodeEvaluation) -> None:
-        """Record an evaluation on the test rows, for which this node was asked."""
+        """Record an evaluation on the test rows, for which the owner asked this node."""
         of = _which(evaluation.base, evaluation.calibrated)
         values = _scores(of, evaluation)
         if drift := evaluation.drift:
@@ -117,7 +120,8 @@ class Recorder:
 
 
 def _which(base: bool, calibrated: bool) -> str:
-    """Return the prefix of a model's figures: `calibrated_`, `base_`, or none for the trained model."""
+    """Return the prefix of a model's figures: `calibrated_`, `base_`, or the empty string for the trained
+    model."""
     return ("calibrated_" if calibrated else "base_") if base else ""
 
 
@@ -132,7 +136,7 @@ REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
-"""Fields of the status that a line of progress has for programs."""
+"""Fields of the status that a progress line of the log contains for programs."""
 
 
 async def log_progress(status: Callable[[], Status]) -> None:

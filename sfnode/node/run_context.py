@@ -1,4 +1,4 @@
-"""The objects that a node has once it has joined its run, and from which its parts are made."""
+"""The objects that a node has once it has joined its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sfprotocol.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """A node's place in its run. `clock` is the clock of `outside` if it has one, else the event loop's."""
+    """The objects from which a node's parts are made. `clock` is the clock of `outside` if it has one, else
+    the event loop's."""
 
     settings: Settings
     manifest: Manifest

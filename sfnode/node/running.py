@@ -1,7 +1,7 @@
-"""A node that has joined its run: its parts, and their connections.
+"""A node that has joined its run: makes the parts of the node and connects them.
 
-It is built from a folder, a transport, a manifest, a log and a machine (`RunContext`). Stopping takes less
-than two seconds, whatever the engine is doing. All updates computed by then are on disk.
+A node is built from a folder, a transport, a manifest, a log and a machine (`RunContext`). Stopping takes
+less than two seconds, whatever the engine is doing, and leaves all computed updates on disk.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
-"""Maximum time, in seconds, for handing over our last updates when the node stops, and again for the last
-frames to leave."""
+"""Maximum time, in seconds, of each of two waits when the node stops: until our last updates are handed over,
+and then until the last frames have left."""
 
 T = TypeVar("T")
 
@@ -82,9 +82,9 @@ class RunningNode:
         self.stopping = asyncio.Event()
         self._fault: BaseException | None = None
         self.sequel: str | None = None
-        """Link to the run that this node's owner joins next; None if there is none."""
+        """Link to the run that is joined after this one; None if no run follows."""
         self.asked_at: float | None = None
-        """Time of this node's first join request."""
+        """Time at which this node last began to send join requests; None before."""
 
         # each part knows the earlier ones, and registers its callbacks there
         continue_as = partial(startup.continue_as, joined.log)
@@ -100,7 +100,7 @@ class RunningNode:
             if with_bases
             else None
         )
-        """Published bases; None in a run without them."""
+        """Published bases; None in a run without published bases."""
         self.readiness = self._make_readiness()
         self.model = LocalModel(
             joined,
@@ -128,7 +128,7 @@ class RunningNode:
         self.checkpoints = NodeCheckpoints(self.context) if organised else None
         """Checkpoints; None in an open run."""
         self.organising = self._make_organising() if organises(joined) else None
-        """The organiser; None at a node without its key."""
+        """The organiser; None in a node that neither organises nor stands in."""
         self.privacy = Privacy(self.context) if self.settings.noisy else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
 
@@ -172,19 +172,20 @@ class RunningNode:
         )
 
     def _make_organising(self) -> Organising:
-        assert self.checkpoints is not None  # as in every organised run
+        assert self.checkpoints is not None  # every organised run has them
         return Organising(self.context, self.readiness, self.checkpoints.state_of, self.fail)
 
     @property
     def may_begin(self) -> bool:
-        """Whether this node may begin the run, because it is the organiser's or the run is open. No node may
-        begin a private run, or any run with a wrong clock, because the DHT then does not show other nodes."""
+        """Whether this node may begin the run: it is the organiser's node, or the run is open. A node may not
+        begin a private run, nor any run while its clock is wrong: in both cases the DHT does not show other
+        nodes."""
         its_part = self.settings.organise or self.machine.organised is None
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
 
     def stand_in(self) -> str:
         """Offer to stand in for the organiser, now and after each restart until this member is named. Return
-        the public key for that, in hex.
+        the public key with which it stands in, in hex.
 
         Raises UserError BAD_OPTION for a relay, which is no member, and in a run of an earlier version.
         """
@@ -203,7 +204,7 @@ class RunningNode:
     # -- rounds ------------------------------------------------------------------------------------
 
     def _after_round(self) -> None:
-        """Let the scheduler order steps, and leave if it is time. There is a round at least once a second."""
+        """Let the scheduler order steps, and leave if it is time. Called at least once a second."""
         self.model.advance()
         if self.reports:
             for line in self.reports.news(self.clock()):
@@ -220,7 +221,8 @@ class RunningNode:
     # -- living ------------------------------------------------------------------------------------
 
     async def live(self) -> None:
-        """Run until `stop`, a local fault, or the end named by the settings. Raises the fault."""
+        """Run until `stop`, a local fault, or the end that the settings ask for. Raises the error of a local
+        fault."""
         self.recorder.begin()
         if self.settings.role == "trainer" and (self.checkpoints is None or self.checkpoints.begun.is_set()):
             self.model.start()
@@ -234,17 +236,17 @@ class RunningNode:
             raise self._fault
 
     def stop(self) -> None:
-        """Stop the node, and join no other run after it."""
+        """Stop the node without joining another run afterwards."""
         self.sequel = None
         self.stopping.set()
 
     def finish(self) -> None:
-        """Complete the running step, hand it over and stop."""
+        """Complete the step under way, hand its updates over and stop."""
         self.limiter.finish()
         self._after_round()
 
     def continue_in(self, link: str) -> None:
-        """Finish, and then join the run of a link."""
+        """Finish as `finish`, then join the run to which `link` leads."""
         self.sequel = link
         self.finish()
 
@@ -282,7 +284,8 @@ class RunningNode:
         return self.driver.disk.patiently_in_thread(gather)
 
     async def _stock(self) -> None:
-        """Download what a relay gives to others. In a trainer the engine's thread does that."""
+        """Download the files that a relay gives to others. In a trainer the engine's thread downloads
+        them."""
         if self.settings.role == "relay" and self.sharing.gives:
             await asyncio.to_thread(self._gather)
 
@@ -290,7 +293,7 @@ class RunningNode:
         """Start the engine of a node that begins with a checkpoint once the checkpoint is stored here."""
         if self.settings.role == "trainer" and self.model.thread is None and self.checkpoints:
             await self.checkpoints.begun.wait()
-            async with self.driver.between_rounds:  # within a round more is admitted than is on disk
+            async with self.driver.between_rounds:  # within a round, admitted updates may not be on disk
                 if not self.stopping.is_set():
                     self.model.start()
 
@@ -325,14 +328,14 @@ class RunningNode:
     async def evaluate(
         self, base: bool, limit: int, calibrated: bool = False, probe: bool = False
     ) -> NodeEvaluation:
-        """Return accuracy or loss on the test rows, of the model of the last seal
-        (`LocalModel.ask_of_last_seal`) or of the `base` model, which may be `calibrated`. With `probe`, also
-        of a linear probe and of baselines without a model."""
+        """Evaluate a model on the test rows: with `base` the base model (with `calibrated`, the calibrated
+        one), otherwise the model of the last seal (`LocalModel.ask_of_last_seal`). With `probe`, also
+        evaluate a linear probe and baselines without a model."""
         self._require_room()
         wanted = self.limiter.until_a_pause()
 
         def of_model(engine: Engine) -> tuple[Evaluation, dict[str, Any]]:
-            """Return the evaluation, and the fields of `NodeEvaluation` beside it."""
+            """Return the evaluation, and the other fields of `NodeEvaluation`."""
             found = engine.evaluate(limit, wanted)
             beside: dict[str, Any] = {"drift": _unless_paused(wanted, engine.drift).whole}
             if probe:
@@ -372,7 +375,7 @@ class RunningNode:
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
     async def core_status(self) -> CoreStatus:
-        """Return the state digest and the core digest of one moment. A relay has no cores."""
+        """Return the state digest and the core digest of the same updates. A relay has no cores."""
         if self.model.thread is None:
             frontier = self.machine.frontier
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
@@ -381,13 +384,14 @@ class RunningNode:
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
 
     def _require_room(self) -> None:
-        """Raise UserError DISK_FULL while the disk is full: the engine answers between two rounds only."""
+        """Raise UserError DISK_FULL while the disk is full: the engine is asked between two rounds, and no
+        round ends then."""
         if problem := self.driver.disk.problem:
             raise problem
 
 
 def _unless_paused(wanted: Callable[[], bool], measure: Callable[[], T]) -> T:
-    """Return what `measure` returns. Raises UserError PAUSED if that is not wanted any more."""
+    """Return what `measure` returns. Raises UserError PAUSED, without calling it, if `wanted()` is false."""
     if not wanted():
         from sfnode.engine.losses import paused  # it loads torch
 
@@ -399,8 +403,8 @@ def _unless_paused(wanted: Callable[[], bool], measure: Callable[[], T]) -> T:
 
 
 def answers_to_peers(node: NodeContext) -> Callable[[Asker, bytes], Awaitable[bytes]]:
-    """Return the function that answers requests of peers, frame for frame. It raises TransportError for an
-    unknown request."""
+    """Return the function that answers a peer's request, one frame, with one frame. It raises TransportError
+    for an unknown request."""
     own_introduction = _introduction(node)
 
     async def answer(asker: Asker, frame: bytes) -> bytes:

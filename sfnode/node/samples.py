@@ -1,8 +1,8 @@
 """Samples: answers of the base model and of later models to a few test rows, recorded during the run.
 
 The node's own engine answers between two steps: after a seal, or in an open run when another epoch begins.
-The cost is bounded: slower samples are taken less often, and test data are read beside the engine. The
-samples are stored in the data folder and shown by `sfnode.node.views`.
+The cost is bounded: slower samples are taken less often, and test data are read on another thread than the
+engine's. The samples are stored in the data folder and shown by `sfnode.node.views`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks for a new seal or epoch."""
+"""Seconds between two checks for a new seal or epoch."""
 
 COST = 50
-"""Minimum wait before the next samples, as a multiple of the time for the last ones. So they cost at most a
-fiftieth of the engine's time, except for the first ones."""
+"""Minimum wait before the next samples, as a multiple of the time that the last samples took. So samples cost
+at most a fiftieth of the engine's time, except for the first ones."""
 
 MAX_MOMENTS = 64
-"""Maximum number of moments with samples. Beyond it every second moment is dropped."""
+"""Maximum number of moments with samples. When there are more, every second moment is dropped."""
 
 MAX_BYTES = 4 * 2**20
 """Maximum number of bytes that are read from the file. That is several times its largest size: 16 rows of 400
@@ -49,8 +49,8 @@ class Sampling:
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])
         self._taken: tuple[int, bool] | None = (0, False) if node.machine.organised else None
-        """State of the run (see `_state`) at the last samples. In an organised run it begins as before the
-        first seal, because the model is the base model until then."""
+        """State of the run (see `_state`) at the last samples. In an organised run the initial value is the
+        state before the first seal: until that seal the model is the base model, and no samples are taken."""
         self._rest_until = 0.0
         self._unwritten = False
         """Whether the last write of the file failed."""
@@ -60,7 +60,7 @@ class Sampling:
         return self._kept
 
     async def run(self) -> None:
-        """Take samples until cancelled, or until an error shows that it is impossible."""
+        """Take samples until cancelled, or until an error shows that no samples can be taken."""
         self._kept = await asyncio.to_thread(kept, self._file)
         has_read = False
         try:
@@ -79,7 +79,7 @@ class Sampling:
 
     @property
     def current(self) -> bool:
-        """Whether the last samples are of the present model, or none can be taken."""
+        """Whether the last samples are of the present model, or no samples can be taken."""
         return self._taken == self._state() or not self._node.model.loaded
 
     def _state(self) -> tuple[int, bool]:
@@ -113,8 +113,8 @@ class Sampling:
 
         what = "answering some test rows"
         moment, (shown, said, took) = await self._node.model.ask_of_last_seal(answers, what)
-        moments = self._kept.moments if shown is self._kept.rows else []  # earlier ones are of other rows
-        if moment.known != (moments[-1].known if moments else 0):  # else nothing has been learnt since
+        moments = self._kept.moments if shown is self._kept.rows else []  # earlier moments are of other rows
+        if moment.known != (moments[-1].known if moments else 0):  # else no update has come since
             answered = SampleMoment(
                 epoch=moment.epoch,
                 known=moment.known,
@@ -129,7 +129,7 @@ class Sampling:
         return took
 
     async def _write(self) -> None:
-        """Write the samples for the next start, which lacks them if the disk is full."""
+        """Write the samples for the next start. An error, such as a full disk, is only logged."""
         text = self._kept.model_dump_json().encode()
         try:
             await asyncio.to_thread(write_whole, self._file, text, private)
@@ -142,7 +142,7 @@ class Sampling:
 
 
 def kept(path: Path) -> Samples:
-    """Return the samples of earlier starts; none if the file is damaged."""
+    """Return the samples of earlier starts; empty ones if there is no file, or the file is damaged."""
     try:
         with path.open("rb") as file:
             return Samples.model_validate_json(file.read(MAX_BYTES))

@@ -40,7 +40,8 @@ from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.signing import Sign
 
 _STAND_IN_SALT = "stand-in salt"
-"""Key in the log for the salt from which, with this node's own key, its stand-in key is derived."""
+"""Key in the log's meta table for a salt. This node's stand-in key is derived from the salt and the node's
+own key."""
 
 _INCARNATION = "incarnation"
 _MET_PEERS = "peers"
@@ -66,8 +67,8 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def local_manifest(settings: Settings, data_dir: Layout) -> Manifest | None:
-    """Return the manifest given with --run, or the one that this data folder was used for; None if there is
-    neither.
+    """Return the manifest given with --run, or that of the run that this data folder was used for; None if
+    there is neither.
 
     Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.
     """
@@ -100,11 +101,12 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
     """Remove the libp2p identity of a copied trainer's folder, before the network starts, so that it gets a
     new one.
 
-    Two nodes with one peer id take each other's links away: a neighbour keeps only the newer link.
+    Two nodes with one peer id displace each other's links, because a neighbour keeps only the newer link with
+    a peer.
     """
     if manifest is None or not data_dir.log.exists():
         return
-    with UpdateLog.open(data_dir.log, manifest.run_id) as update_log:  # a reader cannot tell a copy
+    with UpdateLog.open(data_dir.log, manifest.run_id) as update_log:  # a read-only log cannot tell a copy
         if update_log.get_meta(_INCARNATION) is not None and data_folder.moved(update_log):
             data_dir.libp2p_identity.unlink(missing_ok=True)
 
@@ -112,8 +114,8 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 async def agree_on_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest:
-    """Return the run's manifest: ours or the peers'. If there are both, they must be the same. Store it in
-    the folder."""
+    """Return the run's manifest, ours or the peers', after storing it in the folder. If there are both, they
+    must be the same."""
     manifest = local
     if settings.peers:
         manifest = await _peers_manifest(settings, local, transport, data_dir, random) or local
@@ -134,9 +136,9 @@ async def agree_on_manifest(
 async def _peers_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest | None:
-    """Return the manifest of the peers in the settings; None if they give none and we have one.
+    """Return the manifest of the peers in the settings; None if no peer gives one and the folder has one.
 
-    They are asked on later starts, too: a folder of another run must not quietly continue that run.
+    Peers are asked on later starts, too: a folder of another run must not quietly continue that run.
     """
     try:
         return await introductions.run_of(
@@ -162,14 +164,14 @@ def open_machine(
     draw: Callable[[], int],
     outside: Outside,
 ) -> Machine:
-    """Return the protocol machine in the state of the log. Only a trainer's has a feed.
+    """Return the protocol machine in the state of the log. Only a trainer's machine has an own feed.
 
     `draw` returns an incarnation, if possible with the run's proof of work.
     """
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
     usable = frontier.run_state.checkpoints if frontier.run_state else []
-    # A node whose history no longer counts only relays, and shows its updates, until a checkpoint comes.
+    # If its history no longer counts, a node only relays and shows its updates until a checkpoint comes.
     frontier.waiting = settings.from_checkpoint and frontier.checkpoint in (None, *usable)
     if settings.from_checkpoint and parameters.organised is None:
         raise UserError(
@@ -209,9 +211,9 @@ def open_machine(
 
 
 def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, random: Random) -> Identity:
-    """Return the key with which this node stands in. It belongs to this log, and a copy of the log gets
-    another one: so a key's promises (SPEC O22) are always stored with the key. Call this before `own_feed`,
-    which marks a copy as the original."""
+    """Return the key with which this node stands in. The key belongs to this log, and a copy of the log gets
+    another key. So the promises made with a key (SPEC O22) are always in the same log as the key. Call this
+    before `own_feed`, which marks a copy as the original."""
     salt = update_log.get_meta(_STAND_IN_SALT)
     if salt is None or data_folder.moved(update_log):
         salt = random.randbytes(16)
@@ -220,9 +222,9 @@ def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, rando
 
 
 def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:
-    """Return the incarnation with which a folder begins in an organised run. A new key gets the first one. An
-    older key gets another one, because it most likely has a feed with the first incarnation, which is not
-    known here (SPEC I3)."""
+    """Return the incarnation with which a folder begins in an organised run. For a new key it is the first
+    incarnation. For an older key it is another one, because the key most likely has a feed with the first
+    incarnation that is missing in this log (SPEC I3)."""
     return FIRST_INCARNATION if is_new else FIRST_INCARNATION + 1 + draw() % (INCARNATIONS - 1)
 
 
@@ -238,9 +240,10 @@ def _identity_of(data_dir: DataDir, random: Random) -> Identity:
 def organising(
     settings: Settings, manifest: Manifest, machine: Machine, passphrase: bytes | None, now: float
 ) -> Iterator[None]:
-    """Let the machine sign decisions if the settings say so, and lock the key for other processes.
+    """Give the machine the organiser's key if the setting `organise` is on, and meanwhile keep other
+    processes from using the key.
 
-    Raises UserError BAD_OPTION in an open run, for an unreadable file of the passphrase, and for a key as
+    Raises UserError BAD_OPTION in an open run and if the file with the passphrase is unreadable, and as
     `held_organiser_key`.
     """
     run_id, keys_dir = manifest.run_id, settings.keys_dir
@@ -271,8 +274,8 @@ def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
 def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
     """Return a machine in the state of the log, without an own feed.
 
-    In an organised run it has compared all histories with the organiser's, as a node does in the first rounds
-    after its start. Raises UserError LOG_CORRUPT.
+    In an organised run the machine has compared all histories with the organiser's, as a node does in the
+    first rounds after its start. Raises UserError LOG_CORRUPT.
     """
     with sound_control(update_log):
         machine = Machine(
@@ -303,9 +306,10 @@ def draw_incarnation(random: Random) -> int:
 
 
 class Incarnations:
-    """Incarnations for new feeds of one origin, with the run's proof of work (SPEC I1, S7).
+    """Finds incarnations for new feeds of one origin, with the run's proof of work (SPEC I1, S7).
 
-    A thread searches for the next one ahead of time, so that the node need not wait when its feed ends.
+    A thread searches for the next incarnation ahead of time, so that the node need not wait when its feed
+    ends.
     """
 
     def __init__(self, run: RunParameters, origin: bytes, random: Random) -> None:
@@ -317,7 +321,7 @@ class Incarnations:
         self._next = self._thread.submit(self._search)
 
     async def ready(self) -> None:
-        """Wait until an incarnation is found. Log it if that takes a while."""
+        """Wait until an incarnation is found. Log that the search takes a while if it does."""
         found = asyncio.wrap_future(self._next)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(found), SILENT_WORK)
@@ -373,10 +377,11 @@ def own_feed(
     frontier: Frontier,
     draw: Callable[[], int],
 ) -> tuple[Feed, bool]:
-    """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
+    """Return our feed, and whether it is proven that no other node knows more updates of it than this log
+    (SPEC I1-I3).
 
     A fresh or copied log starts a new incarnation, which nobody else can know. So does a log whose feed was
-    forked, or ended by the organiser. Nobody knows more of a node that never met a peer.
+    forked, or was ended by the organiser. A node that never met a peer has the proof.
     """
     feed = last_feed(update_log, identity.public)
     if feed is not None:
@@ -391,7 +396,7 @@ def own_feed(
 
 
 def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None:
-    """Log that another feed replaces `last`: as a warning only if `last` has updates."""
+    """Log that another feed replaces `last`, as a warning if `last` has updates, else for debugging."""
     said = last is not None and update_log.stop(last) > 0
     log.log(WARNING if said else DEBUG, "%s; its work goes on as that of a new node, with the same key", why)
 

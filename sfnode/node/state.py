@@ -133,8 +133,8 @@ def lacks(machine: Machine) -> bool:
     """Return whether a node whose run is over lacks updates, so that its model differs from others'.
 
     In an organised run only updates count that the organiser has listed (SPEC O11), whatever peers claim. In
-    an open run all updates count, even beyond the budget. But a claim costs nothing: a peer that was asked
-    and did not deliver is not waited for.
+    an open run all updates count, even beyond the budget. As a claim costs nothing, claimed updates that a
+    peer was asked for and did not deliver are ignored.
     """
     if machine.organised:
         return machine.organised.missing_updates > 0

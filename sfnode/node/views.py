@@ -51,15 +51,15 @@ SAMPLE_INTERVAL = 1.0
 """Seconds between samples: no more often than a person can follow."""
 
 USAGE_EVERY = 2
-"""Number of samples for each look at the machine's usage. A look costs more, as it may list all processes to
-find the network daemon."""
+"""Number of samples for each reading of the machine's usage. A reading costs more than a sample, as it may
+list all processes to find the network daemon."""
 
 MAX_MEASUREMENTS = 256
-"""Maximum number of remembered evaluations. The oldest are dropped."""
+"""Maximum number of remembered evaluations. Older ones are dropped."""
 
 
 class Views:
-    """The views of one node; `run` samples it until cancelled."""
+    """The views of one node; `run` samples the node until cancelled."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Views:
         caught_up: Callable[[], bool],
         samples: Callable[[], Samples],
     ) -> None:
-        """`caught_up` returns whether arriving updates are new, not the history of the run. `samples` returns
-        the recorded answers to test rows."""
+        """`caught_up` returns whether arriving updates are new ones and not the history of the run. `samples`
+        returns the recorded answers to test rows."""
         self._node = node
         self._started_at = started_at
         self.samples = samples
@@ -82,7 +82,7 @@ class Views:
         self._index = LogIndex(node.log, self._names, node.machine.run, node.manifest.training)
         self._usage = node.outside.usage(*node.settings.devices)
         self.machine: MachineStatus | None = None
-        """Usage of the machine by the node; None before the first look."""
+        """Usage of the machine by the node; None before the first reading."""
         self._beside = DaemonExecutor("index")
         """Thread that queries the index and reads decisions, one query at a time."""
         self._latency = NeighbourLatencies(node.transport, node.manifest.run_id)
@@ -107,7 +107,7 @@ class Views:
 
     @property
     def drift(self) -> Drift | None:
-        """Distance of the last evaluated model from the base model; None without an evaluation."""
+        """Drift of the model at the last evaluation that has measured it; None without such an evaluation."""
         return next((one.drift for one in reversed(self._measurements) if one.drift), None)
 
     # -- views -------------------------------------------------------------------------------------
@@ -206,7 +206,8 @@ class Views:
         return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, url))
 
     def _names(self) -> dict[bytes, Names]:
-        """Return the names of origins, on the index thread. The event loop may change them meanwhile."""
+        """Return the names of origins. Called on the index thread, while the event loop may change the
+        names."""
         return self._node.machine.cards.names()
 
     async def _ask(self, question: Callable[[], T]) -> T:
@@ -266,7 +267,7 @@ class Views:
         return max(0, self._node.machine.frontier.known - known)
 
     def _ways(self, links: list[Link]) -> dict[str, str]:
-        """Return one address of each neighbour that has a known one."""
+        """Return one address of each neighbour with a known address, keyed by peer."""
         found = {}
         for link in links:
             seen = f"{link.address.partition('/p2p/')[0]}/p2p/{link.peer}" if link.address else ""
@@ -311,7 +312,8 @@ class Views:
 
 
 def _busy(gpus: Sequence[GpuStatus]) -> float | None:
-    """Return the share of the time in which GPUs were busy, on average; None where it is unknown."""
+    """Return the average, over GPUs, of the share of the time in which each was busy; None if it is
+    unknown."""
     told = [gpu.busy for gpu in gpus if gpu.busy is not None]
     return sum(told) / len(told) if told else None
 
@@ -323,7 +325,7 @@ def _left(updates: int, rate: float | None) -> float | None:
 
 
 def budget_of(machine: Machine) -> int:
-    """Return the number of updates with which the run is complete."""
+    """Return the number of updates at which the run is complete."""
     return machine.organised.run_state.budget if machine.organised else machine.run.update_budget
 
 

@@ -1,1 +1,1 @@
-"""Peers that a node knows and links to: sans-IO policy, and questions to peers."""
+"""The peers that a node knows and has links with: a sans-IO policy, and requests to peers."""

@@ -1,8 +1,8 @@
 """The address book of a node: peers to dial, to bootstrap from, and to remember for the next start.
 
-Most addresses come from the roster, into which anybody can write anything. So they are hints, and the book
-has room for a bounded number of them. They displace neither the user's addresses nor peers whose links were
-of use. The book knows no links and opens none; time and randomness are passed in.
+Most addresses come from the roster, into which anybody can write anything. So these addresses are hints, and
+the book keeps a bounded number of them. They displace neither the user's addresses nor peers whose links were
+of use. The book does not know the node's links and opens none; time and randomness are passed in.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sfnode.transport.base import PeerRecord, is_loopback, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
 MAX_BOOK = 64
-"""Maximum number of peers known only from the roster, and of peers remembered for the next start: ten times
-the links of a node."""
+"""Maximum number of peers known only from the roster, and of peers remembered for the next start: about ten
+times the number of a node's links."""
 
 MAX_MET = 32
-"""Maximum number of peers that strangers in the roster cannot displace, because links with them were of use
-lately."""
+"""Maximum number of peers whose links were of use lately, and which strangers in the roster therefore cannot
+displace."""
 
 BACKOFF_FIRST, BACKOFF_MOST = 2.0, 120.0
 """First and maximum pause, in seconds, before an unreachable peer is dialled again. The pause doubles each
@@ -29,32 +29,34 @@ time."""
 
 BACKOFF_MOST_GIVEN = 10.0
 """Maximum pause, in seconds, before an unreachable peer that the user gave is dialled again. While strangers
-take every free place, a node must ask often, and only these peers are known to lead out of such a siege."""
+take every free place for links, a node must ask often, and only the peers that the user gave certainly lead
+out of such a siege."""
 
 FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
-"""First and maximum time, in seconds, for which a peer that broke a rule gets no link in either direction. It
-doubles each time. A new id costs nothing, but this stops a broken program from coming back, and makes an
-attacker begin anew each time."""
+"""First and maximum time, in seconds, for which a peer that broke a rule gets no link in either direction.
+The time doubles with each fault. A new id costs nothing, but the refusal stops a broken program from coming
+back, and makes an attacker begin anew each time."""
 
 FAULT_MEMORY = 3_600.0
-"""Time, in seconds, after the end of such a refusal in which another fault counts as a repeat. A useful link
-clears the peer's faults sooner."""
+"""Time, in seconds, after the end of such a refusal within which another fault counts as a repetition. A
+useful link clears the peer's faults before that."""
 
 MAX_FAULTS = 256
-"""Maximum number of peers whose faults are remembered (40 KiB). Beyond that, the peer whose refusal ends
-first is forgotten."""
+"""Maximum number of peers whose faults are remembered (40 KiB). When there are more, the faults of the peer
+whose refusal ends first are forgotten."""
 
 BACKOFF_PLAIN = 600.0
-"""Pause, in seconds, before a peer of Hivemind's DHT that is no node is dialled again. Its owner may start
-one."""
+"""Pause, in seconds, before a peer of Hivemind's DHT that is no node is dialled again. Its owner may start a
+node."""
 
 BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
 """First and maximum pause, in seconds, between attempts to bootstrap from a given or remembered address. The
-pause doubles until the peer answers."""
+pause doubles with each attempt until the peer answers."""
 
 
 JITTER = 0.8, 1.2
-"""Range of the random factor of a wait. So nodes that lost a peer together do not return together."""
+"""Range of the random factor of a wait. It keeps nodes that lost a peer at the same time from dialling it at
+the same time."""
 
 _MOST_DOUBLINGS = 10
 
@@ -64,31 +66,33 @@ class _Entry:
     """Facts known about one peer."""
 
     heard: tuple[str, ...] = ()
-    """Full addresses from the roster or the last life, the newest first; at most MAX_ADDRESSES."""
+    """Full addresses from the roster or remembered from earlier starts, the newest first; at most
+    MAX_ADDRESSES."""
     pinned: tuple[str, ...] = ()
     """Full addresses that the user gave."""
     stays: bool = False
     """Whether the peer was given or remembered, so that strangers cannot displace it."""
     failures: int = 0
-    """Failed dials in a row."""
+    """Number of consecutive failed dials."""
     not_before: float = float("-inf")
     """Time before which the peer is not dialled."""
     silences: int = 0
-    """Unanswered bootstrap attempts in a row."""
+    """Number of consecutive unanswered bootstrap attempts."""
     bootstrap_at: float = float("-inf")
     """Time of the next bootstrap attempt."""
     plain: bool = False
-    """Whether the peer answered the last dial and was no node."""
+    """Whether the peer, when last dialled, answered but was no node."""
 
     def addresses(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.heard, *self.pinned]))
 
 
 class AddressBook:
-    """The peers that this node has heard of, without itself."""
+    """The peers that this node has heard of, without the node itself."""
 
     def __init__(self, own: str, given: Iterable[str], remembered: Iterable[str], random: Random) -> None:
-        """Take the id of this node, the user's addresses, and the result of `worth_keeping` of its last life.
+        """`own` is the id of this node, `given` the user's addresses, and `remembered` the result of
+        `worth_keeping` before the last stop.
 
         Raises UserError BAD_ADDRESS for anything in `given` that is not an address.
         """
@@ -112,7 +116,7 @@ class AddressBook:
 
     def note(self, records: Iterable[PeerRecord], linked: Collection[str]) -> None:
         """Add peers from the roster. To make room, forget peers that are neither `linked` nor trusted: first
-        those that failed most, equal ones at random."""
+        those with the most failures, and at random among equals."""
         for record in records:
             self._add(record.peer, record.addresses)
         spare = [peer for peer in self._entries if not self.trusted(peer) and peer not in linked]
@@ -121,14 +125,16 @@ class AddressBook:
 
     @property
     def plain_only(self) -> bool:
-        """Whether some peers that the user gave are plain, and none of them has been a neighbour."""
+        """Whether some peers that the user gave are plain peers, and no peer that the user gave has been a
+        neighbour."""
         given = {peer: entry for peer, entry in self._entries.items() if entry.pinned}
         return any(entry.plain for entry in given.values()) and not given.keys() & self._met
 
     # -- whom to dial ------------------------------------------------------------------------------
 
     def candidates(self, now: float) -> list[str]:
-        """Return the peers that may be dialled now: first those that failed least, equal ones at random."""
+        """Return the peers that may be dialled now: first those with the fewest failures, and at random among
+        equals."""
         return self._by_failures(self.dialable(now))
 
     def dialable(self, now: float) -> Iterator[str]:
@@ -143,7 +149,7 @@ class AddressBook:
         return peer in self._met or (entry is not None and entry.stays)
 
     def addresses(self, peer: str) -> tuple[str, ...]:
-        """Return the full addresses of a peer; none if it is not in the book."""
+        """Return the full addresses of a peer; an empty tuple if it is not in the book."""
         entry = self._entries.get(peer)
         return entry.addresses() if entry else ()
 
@@ -156,9 +162,11 @@ class AddressBook:
             entry.not_before = now + about(wait, self._random)
 
     def is_no_node(self, peer: str, now: float) -> None:
-        """Note that the peer answers and does not speak our protocol. At most it leads to others.
+        """Note that the peer answers and does not speak our protocol, so that at most it leads to other
+        peers.
 
-        A peer that was a node before is just starting: it listens before it answers.
+        A peer that was a node before counts as a failed dial only: it is starting, and listens before it
+        answers.
         """
         entry = self._entries.get(peer)
         if entry and (peer in self._met or (entry.stays and not entry.pinned)):
@@ -177,7 +185,8 @@ class AddressBook:
                 del self._met[next(iter(self._met))]
 
     def forget_failures(self) -> None:
-        """Allow every peer to be tried at once: our own transport was broken, so failures say nothing."""
+        """Allow every peer to be tried at once: our own transport was broken, so the failures were not the
+        peers' fault."""
         for entry in self._entries.values():
             entry.failures, entry.not_before = 0, float("-inf")
             entry.silences, entry.bootstrap_at = 0, float("-inf")
@@ -185,8 +194,8 @@ class AddressBook:
     # -- peers that broke a rule -------------------------------------------------------------------
 
     def was_mute(self, peer: str, now: float) -> None:
-        """Note that the peer said nothing of use. A stranger gets no link for a while. A trusted peer may be
-        suspended and must find a place when it comes back, so it is only dialled later."""
+        """Note that the peer sent nothing of use. A stranger gets no link for a while. A trusted peer may be
+        suspended, and must get a link when it comes back; so only our next dial waits."""
         if self.trusted(peer):
             self.failed(peer, now)
         else:
@@ -202,13 +211,14 @@ class AddressBook:
             del self._faults[min(self._faults, key=lambda name: self._faults[name][1])]
 
     def refused(self, peer: str, now: float) -> bool:
-        """Return whether this peer gets no link at present because of a fault."""
+        """Return whether this peer gets no link at `now` because of a fault."""
         return peer in self._faults and now < self._faults[peer][1]
 
     # -- bootstrapping -----------------------------------------------------------------------------
 
     def sample(self, count: int) -> list[str]:
-        """Return one address each of at most `count` peers through which to find others, the user's first."""
+        """Return one address each of at most `count` peers through which to find others, first of those that
+        the user gave."""
         return self._sample(self._entries, count)
 
     def nodes(self, count: int) -> list[str]:
@@ -220,8 +230,8 @@ class AddressBook:
         return self._one_address_each(order[:count])
 
     def due_for_bootstrap(self, now: float, linked: Collection[str], count: int) -> list[str]:
-        """Return one address each of at most `count` peers to bootstrap from now. They were given or
-        remembered and are not `linked`; the user's come first."""
+        """Return one address each of at most `count` peers to bootstrap from now. Only given or remembered
+        peers that are not `linked` are returned, first those that the user gave."""
         waiting = [
             peer
             for peer, entry in self._entries.items()
@@ -231,8 +241,8 @@ class AddressBook:
         return self._one_address_each(order[:count])
 
     def strangers(self, linked: Collection[str], count: int) -> list[str]:
-        """Return one address each of at most `count` random peers that are not `linked`. Peers that failed
-        for long are among them: they may be in another part of a network that has healed."""
+        """Return one address each of at most `count` random peers that are not `linked`. Peers that have
+        failed for a long time are included: they may be in another part of a network that has healed."""
         others = self._shuffled(peer for peer in self._entries if peer not in linked)
         return self._one_address_each(others[:count])
 
@@ -251,7 +261,7 @@ class AddressBook:
 
     def worth_keeping(self, linked: Collection[str]) -> list[str]:
         """Return the addresses of at most MAX_BOOK peers for the next start: neighbours, then trusted peers,
-        then others. In the result peers that are no nodes come last, as invitations take the first."""
+        then others. In the result, peers that are no nodes come last, as invitations take the first ones."""
         order = sorted(
             self._entries, key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p)
         )
@@ -278,13 +288,14 @@ class AddressBook:
 
 
 def _beyond_loopback(addresses: Sequence[str]) -> Sequence[str]:
-    """Return the addresses that may lead beyond this machine; all if there are none: another program may
-    listen at a peer's loopback address here."""
+    """Return the addresses that may lead beyond this machine; if there are none, all addresses. At a peer's
+    loopback address, another program of this machine may listen."""
     return [address for address in addresses if not is_loopback(address)] or addresses
 
 
 def _is_address_of(peer: str, address: str) -> bool:
-    """Return whether this is an address of `peer` without blanks, which separate addresses in a list."""
+    """Return whether this is an address of `peer` without white space, which would separate addresses in a
+    list."""
     try:
         return address.split() == [address] and peer_of(address) == peer
     except UserError:
@@ -292,8 +303,8 @@ def _is_address_of(peer: str, address: str) -> bool:
 
 
 def doubled(first: float, times: int, most: float) -> float:
-    """Return the pause, in seconds, after a failure that followed `times` others: `first`, doubled for each
-    of these, and at most `most`."""
+    """Return the pause, in seconds, after a failure that followed `times` earlier ones: `first`, doubled
+    `times` times, and at most `most`."""
     return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)
 
 

@@ -1,8 +1,8 @@
 """Current contacts of a run on a web server: the file `run.json`, which links may name by its URL (SPEC N6).
 
-Links do not change, but peers move. So organisers put this file, which `sfnode invite --run-json` and `sfnode
-publish page` write, on a web server. It is not signed: a reader takes only addresses from it, and refuses
-every peer that does not have the very run of the link.
+A link does not change, but the addresses of peers do. So organisers put this file on a web server; `sfnode
+invite --run-json` and `sfnode publish page` write it. It is not signed: a reader takes only addresses from
+it, and refuses every peer that does not have the same run as the link.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.invitation import Invitation
 
 MAX_FILE = 65_536
-"""Maximum size of the file, in bytes: 32 addresses take 8 KiB, and pages of runs may add fields."""
+"""Maximum size of the file, in bytes: 32 addresses take 8 KiB, and writers of a run's page may add fields."""
 
 FETCH_DEADLINE = 10.0
-"""Deadline, in seconds, for the whole file to arrive (SPEC N6). A web server takes less than one."""
+"""Deadline, in seconds, for the whole file to arrive (SPEC N6). A web server usually takes less than one
+second."""
 
 _CHUNK = 8_192
 
@@ -37,7 +38,7 @@ ASK_FOR_A_LINK = "Ask whoever invited you for a new link (`sfnode invite` there)
 
 
 def text(said: Mapping[str, Any], written_at: float, **more: Any) -> str:
-    """Return the text of `run.json`: the fields of an `InviteResult`, and `more` fields of pages.
+    """Return the text of `run.json`: the fields of an `InviteResult`, and the fields `more` of a run's page.
 
     `written_at` is in seconds since 1970. Readers ignore unknown fields.
     """
@@ -46,7 +47,8 @@ def text(said: Mapping[str, Any], written_at: float, **more: Any) -> str:
 
 
 def write(path: Path, said: Mapping[str, Any], **more: Any) -> None:
-    """Write `text` as `run.json`, all or nothing: a web server may read it at any moment."""
+    """Write the result of `text` to `path`, all or nothing, as a web server may read the file at any
+    moment."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(text(said, time.time(), **more), encoding="utf-8")
@@ -70,14 +72,14 @@ def read(data: bytes, url: str) -> Invitation:
 
 
 def naming(link: str, url: str) -> str:
-    """Return `link` with the address `url` of its page added."""
+    """Return `link` with `url`, the address of its page, added."""
     return invitation.write(replace(invitation.read(link), url=url))
 
 
 async def fetch(url: str) -> Invitation:
     """Return the run and its contacts that are published at `url`. Raises UserError CONTACTS_UNUSABLE.
 
-    Everything ends with FETCH_DEADLINE. A query to a silent name server is abandoned with its thread.
+    Takes at most FETCH_DEADLINE. A query to a name server that does not answer is abandoned with its thread.
     """
     try:
         async with asyncio.timeout(FETCH_DEADLINE):
@@ -91,8 +93,8 @@ async def fetch(url: str) -> Invitation:
 
 
 def download(url: str, deadline: float) -> bytes:
-    """Return the bytes that a web server has at `url`. Raises OSError, HTTPException, or ValueError for more
-    than MAX_FILE bytes."""
+    """Return the bytes that a web server has at `url`. Raises OSError, HTTPException, and ValueError if there
+    are more than MAX_FILE bytes."""
     from urllib import request as web
     from urllib.error import HTTPError
 

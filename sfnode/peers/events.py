@@ -1,6 +1,6 @@
 """Events for the peer manager, and its actions: frozen data, no behaviour.
 
-The host gives each link a number, and uses no number twice in one life of a node.
+The host gives each link a number, which is unique from the start of a node to its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Presence(Enum):
     AWAY = "away"
     """The node has no links and contacts nobody, until it is OPEN again."""
     LEAVING = "leaving"
-    """The node opens and accepts no more links, and keeps its present ones. Final."""
+    """The node opens and accepts no more links, and keeps its present ones. No other state follows."""
 
 
 class Reason(Enum):
@@ -40,7 +40,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The time that `next_deadline` named has come."""
+    """The time that `next_deadline` returned has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,16 @@ class LinkCount:
     heard: bool
     """Whether a frame has arrived."""
     useful: int | None = None
-    """Updates that this link was the first to bring; None while the machine does not know the link."""
+    """Number of updates that this link was the first to bring; None while the machine does not know the
+    link."""
     blank: bool = True
     """Whether the peer has shown nothing so far. Ignored while `useful` is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The present state of links and node. Comes before every event whose outcome may depend on it."""
+    """The present state of the links and the node. The host sends it before every event whose outcome may
+    depend on it."""
 
     links: tuple[LinkCount, ...]
     addresses: tuple[str, ...]
@@ -91,7 +93,7 @@ class DialFailed:
 
     peer: str
     plain: bool = False
-    """Whether it answered and does not speak our protocol."""
+    """Whether the peer answered but does not speak our protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,12 @@ class PeerFaulted:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The transport was broken and works again. All links are lost, or their ends will be reported."""
+    """The transport was broken and works again. For each earlier link LinkEnded has come or will come."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresenceChanged:
-    """The node's owner, or its shutdown, wants another presence."""
+    """The node's owner, or its shutdown, has changed whether the node takes part in the network."""
 
     presence: Presence
 
@@ -180,7 +182,7 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close this link. Its end need not be reported."""
+    """Close this link. LinkEnded need not be reported."""
 
     link: LinkId
     reason: Reason

@@ -1,8 +1,9 @@
-"""First questions to peers: which of the given peers are nodes and, if none is, which other peer has the run.
+"""Asks peers the first questions: which of the given peers are nodes and, if none of them is, which other
+peer has the run.
 
 A peer of Hivemind's DHT that does not run sfnode is also a way in: it leads to the roster of the run. Every
-peer that answers is a stranger. So a manifest that was looked for by the run's id counts only if its hash is
-that id (SPEC M3). The caller says which run to join.
+peer that answers is a stranger. So after a search for a run id, only the manifest whose hash is that id is
+accepted (SPEC M3). The caller decides which run to join.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest
 
 GRACE = 0.5
-"""Time, in seconds, that the other peers have to answer after the first usable manifest."""
+"""Time, in seconds, for the other peers to answer after the first usable manifest has come."""
 
 ASKED = 16
-"""Number of nodes of a roster that are asked at a time. Most of them may be invented."""
+"""Number of nodes of a roster that are asked at a time. Most records of a roster may be invented."""
 
 ASK_DEADLINE = 10.0
-"""Deadline, in seconds, for one node to be dialled and to send the manifest."""
+"""Deadline, in seconds, for dialling one node and receiving its manifest."""
 
 FIRST, MOST = 2.0, 30.0
-"""First and maximum pause, in seconds, between two searches for a run that nobody has yet. The pause doubles
-each time."""
+"""First and maximum pause, in seconds, between two searches for a run of which no node is found yet. The
+pause doubles each time."""
 
 REMIND = 60.0
-"""Seconds between two log messages about the wait."""
+"""Seconds between two log messages that the node waits."""
 
 
 async def ask_manifest(transport: Transport, address: str) -> bytes:
@@ -54,22 +55,22 @@ class PeerAnswer(NamedTuple):
 
     address: str
     manifest: bytes | None = None
-    """The manifest that it sent, unparsed."""
+    """The manifest that the peer sent, unparsed; None if it sent none."""
     plain: bool = False
-    """Whether it is a peer of Hivemind's DHT and no node."""
+    """Whether the peer is one of Hivemind's DHT and no node."""
     reason: str = ""
-    """The reason for a missing manifest; empty if there is one."""
+    """The reason why `manifest` is missing; empty if there is a manifest."""
 
 
 async def run_of(
     transport: Transport, addresses: Sequence[str], run_id: str, *, known: bool, random: Random
 ) -> Manifest | None:
-    """Return the manifest of the run to which these peers lead: the first usable one that a node sends.
+    """Return the manifest of the run to which these peers lead: the first usable manifest that a node sends.
 
     Where only peers of Hivemind's DHT answer, returns None if the run is `known` here. Otherwise waits for a
     node in their DHT that has the run `run_id` (hex), and returns its manifest. Raises UserError
     PEERS_UNREACHABLE when nobody answers, NEWER_PROTOCOL, OLDER_PROTOCOL or BAD_MANIFEST when no manifest is
-    usable, BAD_OPTION without a whole `run_id`, and BAD_ADDRESS.
+    usable, BAD_OPTION if `run_id` is needed and not complete, and BAD_ADDRESS.
     """
     begins("asking %s for the run", counted(addresses))
     answers = await _ask_all(transport, addresses)
@@ -100,7 +101,7 @@ def _what_it_is(answer: PeerAnswer) -> str:
 
 
 def _whole(run_id: str, plain: Sequence[str]) -> bytes:
-    """Return a run id from hex. Raises UserError BAD_OPTION unless it is whole."""
+    """Return a run id from hex. Raises UserError BAD_OPTION unless it has all 64 digits."""
     if re.fullmatch("[0-9a-fA-F]{64}", run_id):
         return bytes.fromhex(run_id)
     raise UserError(
@@ -136,7 +137,8 @@ def _read(manifest: bytes, source: str) -> Manifest:
 
 
 async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[PeerAnswer]:
-    """Return the answers of all peers GRACE seconds after the first usable manifest, or when all answered."""
+    """Return the answers of all peers, GRACE seconds after the first usable manifest or as soon as all have
+    answered."""
     asking = [asyncio.create_task(_ask(transport, address)) for address in addresses]
     try:
         for done in asyncio.as_completed(asking):
@@ -171,7 +173,8 @@ async def _ask(transport: Transport, address: str) -> PeerAnswer:
 async def _search(transport: Transport, run_id: bytes, plain: Sequence[str], random: Random) -> Manifest:
     """Wait for a node in the roster of a run, and return the manifest that it sends.
 
-    Raises UserError NEWER_PROTOCOL, OLDER_PROTOCOL and BAD_MANIFEST for the very manifest of that run.
+    Raises UserError NEWER_PROTOCOL, OLDER_PROTOCOL and BAD_MANIFEST if the manifest of that run is not
+    usable.
     """
     begins("looking for a node of run %s through %s", run_id.hex()[:16], counted(plain))
     time, said_at, searches = asyncio.get_running_loop().time, float("-inf"), 0
@@ -188,7 +191,7 @@ async def _search(transport: Transport, run_id: bytes, plain: Sequence[str], ran
             private = "a private run is in no DHT, and needs --run FILE and the address of a node"
             log.info("%s: waiting for one; %s", said, private)
         await asyncio.sleep(about(doubled(FIRST, searches, MOST), random))
-        await transport.bootstrap(plain)  # one that was away may be back, and know others
+        await transport.bootstrap(plain)  # an absent peer may be back, and know others
         searches += 1
 
 
@@ -211,7 +214,8 @@ async def _who_has(
 
 
 async def _ask_record(transport: Transport, record: PeerRecord) -> PeerAnswer:
-    """Ask a node at its addresses, one after the other. A failure is returned as an answer."""
+    """Ask a node for its manifest, at one address after the other. A failure is returned as an answer without
+    a manifest."""
     answer = PeerAnswer("")
     with suppress(TimeoutError, UserError):
         async with asyncio.timeout(ASK_DEADLINE):

@@ -1,7 +1,7 @@
-"""Invitations: composing the link of a node, and reading a link for `sfnode join`.
+"""Composes the link of a node, and reads a link for `sfnode join`.
 
-Loads neither torch nor the network. `sfprotocol.invitation` has the format of a link (SPEC N1-N4). Here it is
-decided which addresses a link has.
+Imports neither torch nor the network. `sfprotocol.invitation` has the format of a link (SPEC N1-N4). This
+module decides which addresses a link contains.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from sfnode.schema.results import InviteResult, Reach
 
 OWN_ADDRESSES = 2
-"""Maximum number of own addresses in a link: one is mostly enough, and a QR code has little room."""
+"""Maximum number of own addresses in a link: one address is mostly enough, and a QR code has little room."""
 
 OTHER_PEERS = 3
-"""Maximum number of other peers in a link, with one address each, in case this node is away."""
+"""Maximum number of other peers in a link, with one address each. They serve while this node is away."""
 
 
 def compose(
     run_id: bytes, own: Sequence[str], others: Sequence[str], relays: Collection[str] = (), url: str = ""
 ) -> Invitation:
-    """Compose an invitation of a node's own addresses and those of peers that it has met. Peers whose ids are
-    in `relays` come first: they stay when trainers leave. `url` is the page with current contacts, if any.
+    """Compose an invitation from a node's `own` addresses and the addresses of `others`, which are peers that
+    it has met. Peers whose ids are in `relays` come first: relays stay when trainers leave. `url` is the page
+    with current contacts, if any.
 
     Loopback addresses are left out unless there is nothing else. Raises UserError NO_ADDRESS.
     """
@@ -54,7 +55,7 @@ def compose(
 
 def invite(manifest: Manifest, said: Invitation) -> InviteResult:
     """Return an invitation to the run as a link and in its parts."""
-    # a third of all that `sfnode join` loads before its first line
+    # this import is a third of what `sfnode join` loads before its first line
     from sfnode.schema.results import InviteResult
 
     said = replace(said, protocol=manifest.protocol)
@@ -70,15 +71,17 @@ def invite(manifest: Manifest, said: Invitation) -> InviteResult:
 
 
 def _reachable_first(own: Sequence[str]) -> list[str]:
-    """Sort a node's own addresses, the best first. Private addresses after the first one come last: they are
-    mostly IPv6 of the same network, and a relay reaches further."""
+    """Sort a node's own addresses, the best first. Private addresses after the first private one come last:
+    they are mostly IPv6 addresses of the same network, and an address through a relay can be reached from
+    further away."""
     order = best_first(own)
     more = [address for address in order if is_private(address)][1:]
     return sorted(order, key=lambda address: address in more)
 
 
 def _one_each(addresses: Iterable[str], count: int, relays: Collection[str]) -> list[str]:
-    """Return the best address each of `count` peers: relays, then the most widely reachable."""
+    """Return the best address of each of at most `count` peers: first relays, then the most widely reachable
+    peers."""
     best: dict[str, str] = {}
     for address in best_first(list(addresses)):
         best.setdefault(_peer(address), address)
@@ -90,7 +93,7 @@ def _peer(address: str) -> str:
 
 
 def reach(said: Invitation) -> Reach:
-    """Return from how far away this invitation can be used."""
+    """Return from where this invitation can be used: from this machine, its network or the internet."""
     if all(is_loopback(address) for address in said.addresses):
         return "machine"
     return "network" if all(is_private(address) for address in said.addresses) else "internet"

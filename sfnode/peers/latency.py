@@ -1,9 +1,9 @@
-"""Latency and origins of neighbours, asked for only while somebody looks at them.
+"""Measures the latency of neighbours and asks for their origins, only while somebody looks at them.
 
 Neither the protocol nor libp2p's daemon reports round trips. So each neighbour gets an echo request on a
-stream of its own, over the existing connection. The latency is the time until the response and includes
-opening the stream: one to two round trips of the network. It costs a neighbour some hundred bytes. In its
-response the neighbour may introduce itself as the node of an origin, with the origin's signature.
+separate stream of the existing connection. The latency is the time until the response, including the opening
+of the stream: one to two round trips of the network. A measurement costs a neighbour some hundred bytes. In
+its response the neighbour may introduce itself as the node of an origin, with the origin's signature.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class NeighbourLatencies:
         return self._found.get(peer)
 
     def origin(self, peer: str) -> bytes | None:
-        """Return the origin that signed that the peer is its node; None if the peer showed none."""
+        """Return the origin that signed that the peer is its node; None if the peer sent no such
+        signature."""
         return self._origins.get(peer)
 
     def look(self, addresses: dict[str, str]) -> None:
         """Measure neighbours that were not measured within INTERVAL; `addresses` has one address for each.
 
-        After `stop` nothing is measured any more: viewers may look at a node until its very end.
+        Does nothing after `stop`: viewers may request the view of a node until the node ends.
         """
         if self._stopped:
             return
@@ -89,12 +90,12 @@ class NeighbourLatencies:
 
 
 def introduction(run_id: bytes, origin: bytes, peer: str, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return the response of a node that introduces itself; `sign` signs as its origin."""
+    """Return the response of a node that introduces itself; `sign` signs with the key of its origin."""
     return ECHO + origin + sign(introduction_message(run_id, origin, peer))
 
 
 def introduced(run_id: bytes, peer: str, answer: bytes) -> bytes | None:
-    """Return the origin that a peer's response proves to be its own; None if it proves none."""
+    """Return the origin that a peer's response proves to be its own; None without a valid proof."""
     origin, signature = answer[1 : 1 + ORIGIN_BYTES], answer[1 + ORIGIN_BYTES :]
     if len(signature) != SIGNATURE_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Every decision about peers: whom to dial and let in, when to announce, search, bootstrap and probe.
+"""Makes every decision about peers: whom to dial and let in, when to announce, search, bootstrap and probe.
 
 Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
 an argument (seconds of any monotonic clock), randomness is injected, and nothing here opens, waits or logs.
@@ -7,16 +7,17 @@ an argument (seconds of any monotonic clock), randomness is injected, and nothin
 Theory of operation. A node that is OPEN does five jobs, each when its own deadline comes:
 
     job        interval
-    announce   ANNOUNCE_INTERVAL; LONELY_INTERVAL while our record is wrong or may have reached nobody
-    find       FIND_INTERVAL; while links are missing LONELY_INTERVAL, doubling while nobody new is found
-    bootstrap  LONELY_INTERVAL: alone through anybody until one answers, else through silent given peers
-    all three  doubling while alone with given peers that are no nodes and lead to none
-    probe      PROBE_INTERVAL with jitter: bootstrap from strangers, give up a link, dial somebody new
-    check      CHECK_INTERVAL, and whenever a link, dial or search ends: drop mute peers, dial missing links
+    announce   ANNOUNCE_INTERVAL; LONELY_INTERVAL while our record is wrong, or nobody may have stored it
+    find       FIND_INTERVAL; LONELY_INTERVAL while links are missing, doubled after each search in vain
+    bootstrap  LONELY_INTERVAL; without links from any peers until one answers, else from silent given peers
+    all three  LONELY_INTERVAL doubles while there is no link and the given peers are no nodes
+    probe      PROBE_INTERVAL with jitter; bootstraps from strangers, gives up a link, dials somebody new
+    check      CHECK_INTERVAL, and whenever a link, dial or search ends; drops mute peers, dials missing links
 
-A job is not begun again before it has ended. The exception is a bootstrap peer that answers after a silence:
-it may know peers of which our part of the network has never heard. After a restart of the transport, and when
-the node comes back, all jobs are due at once. `peers.selection` decides which links there should be.
+A job is not begun again before it has ended, unless a bootstrap peer answers after a silence: then announce
+and find begin, as the peer may know others of which our part of the network has never heard. After a restart
+of the transport, and when the node is OPEN again, all jobs are due at once. `peers.selection` decides which
+links there should be.
 """
 
 from __future__ import annotations
@@ -45,36 +46,38 @@ FIND_INTERVAL = 30.0
 
 ANNOUNCE_INTERVAL = 30.0
 ANNOUNCE_TTL = MAX_TTL
-"""Lifetime of a record in the roster, in seconds, after which a dead node is gone. A live node may fail to
-announce itself twice before that."""
+"""Lifetime of a record in the roster, in seconds, after which the record of a dead node is gone. Two
+announcements in a row may fail before the record of a live node is gone."""
 
 PROBE_INTERVAL = 60.0
-"""Average seconds between probes. When two halves of a swarm of 20 nodes can reach each other again, some
-node contacts the other half within seconds."""
+"""Average time, in seconds, between probes. In a swarm of 20 nodes whose halves can reach each other again,
+some node contacts the other half within seconds."""
 
 BOOTSTRAPS_ALONE = 8
 """Number of peers from which a node without links bootstraps at a time."""
 
 BOOTSTRAPS_BESIDE = 2
-"""Number of peers from which a node with links bootstraps at a time. Such a node is in no hurry."""
+"""Number of peers from which a node with links bootstraps at a time: fewer, as it is in no hurry."""
 
 RACE_WINDOW = 2 * CONNECT_DEADLINE
-"""Maximum time, in seconds, between two links of the same two peers that count as both dialling at once."""
+"""Maximum time, in seconds, between the openings of two links of the same two peers for which both peers
+count as having dialled at once."""
 
 SHORT_LIVED = 10.0
-"""Minimum duration, in seconds, of a link that counts as useful. A link that ends sooner has failed: the peer
-is full, broken, or of another run."""
+"""Minimum duration, in seconds, of a link that counts as useful. A link that ends sooner counts as failed:
+the peer has no room, is broken, or belongs to another run."""
 
 FIRST_WORD_DEADLINE = 15.0
-"""Deadline, in seconds, for a peer's first frame, Hello, which it sends at once (SPEC L2), over the slowest
-line. Well below the silence after which any link is dropped (SPEC L7)."""
+"""Deadline, in seconds, for a peer's first frame. The peer sends it, Hello, at once (SPEC L2), so the
+deadline suffices for the slowest connection. It is well below the time without a frame after which any link
+is dropped (SPEC L7)."""
 
 _NEVER, _ALWAYS = float("inf"), float("-inf")
 
 
 @dataclass(slots=True)
 class RecurringJob:
-    """A task that is repeated at intervals and takes a while."""
+    """The state of a job that is repeated at intervals and takes a while."""
 
     began: float = _ALWAYS
     running: int = 0
@@ -99,16 +102,16 @@ class _Neighbour:
     outbound: bool
     """Whether this side opened the present link."""
     chosen: bool
-    """Whether this node chose the peer, even if the peer opened the present link. Such a link counts as
-    outbound."""
+    """Whether this node chose the peer, even if the peer opened the present link. A link with a chosen peer
+    counts as outbound."""
     since: float
     range: str | None
     heard: bool = False
     blank: bool = True
     useful: float = 0.0
-    """Updates that the link was the first to bring; older ones count less."""
+    """Number of updates that the link was the first to bring; older updates count less."""
     counted: int = 0
-    """The machine's count of such updates when `useful` was last computed."""
+    """The machine's count of these updates, undiminished, when `useful` was last computed."""
     counted_at: float = 0.0
 
     def standing(self) -> LinkFacts:
@@ -121,8 +124,9 @@ class PeerManager:
     def __init__(
         self, own: str, book: AddressBook, random: Random, now: float, *, rostered: bool = True
     ) -> None:
-        """Take this node's id. `random` draws the times of probes. A run that is not `rostered` is neither
-        announced nor searched for: its nodes know each other from links and addresses (SPEC O1)."""
+        """`own` is this node's id. `random` draws the times of probes. A node of a run that is not `rostered`
+        is neither announced nor searched for: such nodes know each other from invitations and addresses (SPEC
+        O1)."""
         self._rostered = rostered
         self.book = book
         self.presence = events.Presence.OPEN
@@ -136,14 +140,14 @@ class PeerManager:
         """Whether the present round ends with the first answer."""
         self._announcing, self._finding, self._round = RecurringJob(), RecurringJob(), RecurringJob()
         self._checked_at = _ALWAYS
-        self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # not all that start together at once
+        self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # so that nodes started together differ
         self._in_vain = 0
-        """Number of searches in a row that found nobody but neighbours."""
+        """Number of consecutive searches that found nobody but neighbours."""
         self._addresses: tuple[str, ...] = ()
         self._announced: tuple[str, ...] = ()
-        """Our addresses in the roster; empty if perhaps nobody else has stored them."""
+        """Our addresses in the roster; empty if it is not certain that another node has stored them."""
         self._met = False
-        """Whether there has been a link in this life."""
+        """Whether there has been a link since the start."""
         self._remembered: tuple[str, ...] | None = None
         self._actions: list[events.Action] = []
         self._do = self._actions.append
@@ -169,7 +173,8 @@ class PeerManager:
             (self._find_due, self._find),
             (lambda: self._round.due(self._lonely_interval()), self._bootstrap),
         )
-        """Jobs of an OPEN node, each with its due time. Jobs that may make others due come first."""
+        """Jobs of an OPEN node, each with the function of its due time. Jobs that may make other jobs due
+        come first."""
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -198,7 +203,8 @@ class PeerManager:
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
-        """Return whether an inbound link of this peer, which has no link yet, would be accepted."""
+        """Return whether an inbound link would be accepted from this peer, with which there is no link
+        yet."""
         newcomer = LinkFacts(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is events.Presence.OPEN and verdict.accept
@@ -212,7 +218,7 @@ class PeerManager:
         return self._actions.copy()
 
     def next_deadline(self) -> float:
-        """Return the time of the next Wake; infinity if there is nothing to wait for."""
+        """Return the time of the next Wake; infinity if no Wake is needed."""
         deadlines = [_first_word_due(n) for n in self._neighbours.values()]
         if self.presence is events.Presence.OPEN:
             deadlines += [due() for due, _ in self._jobs]
@@ -267,8 +273,9 @@ class PeerManager:
     def _wants(self, event: events.LinkOpened, rival: _Neighbour | None, now: float) -> bool:
         """Decide whether to keep a link that has just been opened, in place of `rival` if there is one.
 
-        A peer opens a second link when it has lost the first, so the newer one counts. But when both dial at
-        once, each sees the other's link as the second. Then both keep the link that the smaller id opened.
+        A peer opens a second link when it has lost the first, so the newer link is kept. But when both peers
+        dial at once, each sees the other's link as the second. Then both keep the link that the peer with the
+        smaller id opened.
         """
         if self.presence is not events.Presence.OPEN or self.book.refused(event.peer, now):
             return False
@@ -279,7 +286,8 @@ class PeerManager:
         return event.outbound == (self._own < event.peer)
 
     def _has_room(self, event: events.LinkOpened, now: float) -> bool:
-        """Return whether to keep a link of a peer that is no neighbour. Makes room if `selection` says so."""
+        """Return whether to keep a link of a peer that is no neighbour, after giving up another link for it
+        if `selection` says so."""
         newcomer = LinkFacts(event.peer, event.outbound, now, address_range(event.address))
         if event.outbound:
             return selection.may_keep(newcomer, self.standings())
@@ -288,7 +296,7 @@ class PeerManager:
         return verdict.accept
 
     def _give_up(self, peer: str | None, reason: events.Reason, now: float) -> None:
-        """Close the link with `peer`, which is of less use than others; do nothing if `peer` is None."""
+        """Close the link with `peer`, which is less useful than other links; do nothing if `peer` is None."""
         if peer is None:
             return
         neighbour = self._neighbours[peer]
@@ -321,7 +329,7 @@ class PeerManager:
         self._check(now)
 
     def _on_dial_failed(self, event: events.DialFailed, now: float) -> None:
-        if event.peer in self._dialling:  # else it has been given up
+        if event.peer in self._dialling:  # else the dial has been given up
             del self._dialling[event.peer]
             self.book.failed(event.peer, now)
             if event.plain:
@@ -329,7 +337,7 @@ class PeerManager:
             self._check(now)
 
     def _check(self, now: float) -> None:
-        """Drop mute peers, dial whoever is missing, and keep the address book."""
+        """Drop mute peers, dial peers for missing links, and store the address book."""
         if self.presence is not events.Presence.OPEN:
             return
         for peer in selection.whom_to_let_go(self.standings(), self._dialling, self.book, now):
@@ -344,7 +352,7 @@ class PeerManager:
             self._do(events.Dial(peer, self.book.addresses(peer)))
 
     def _keep_book(self) -> None:
-        """Store peers for the next start. That also records that this node has met peers (SPEC I2)."""
+        """Store peers for the next start. This also records that the node has met peers (SPEC I2)."""
         addresses = tuple(self.book.worth_keeping(self.linked))
         if self._met and addresses != self._remembered:
             self._remembered = addresses
@@ -359,8 +367,8 @@ class PeerManager:
         return self._announcing.due(ANNOUNCE_INTERVAL if settled else self._lonely_interval())
 
     def _lonely_interval(self) -> float:
-        """Return the interval of a lonely node. It grows in a DHT of others, where nobody may come for
-        days."""
+        """Return the interval between jobs of a node with too few links. It grows for a node without links in
+        a DHT of strangers, where no other node may come for days."""
         if self._neighbours or not self.book.plain_only:
             return LONELY_INTERVAL
         return self._backed_off()
@@ -374,12 +382,12 @@ class PeerManager:
 
     def _on_announced(self, event: events.Announced, now: float) -> None:
         self._announcing.end()
-        # Announced while alone it may have reached nobody but ourselves: then it is announced again.
+        # While this node has no links, perhaps only it has stored the record: then it is announced again.
         self._announced = event.addresses if self._neighbours else ()
 
     def _find_due(self) -> float:
-        """Return the time at which a search is due. The interval grows while the roster has only neighbours:
-        a search costs kilobytes, and in a small swarm links are always missing."""
+        """Return the time at which a search is due. The interval grows while the roster has only neighbours,
+        because a search costs kilobytes, and in a small swarm links are always missing."""
         if not self._rostered:
             return _NEVER
         return self._finding.due(self._backed_off() if self.wanting else FIND_INTERVAL)
@@ -399,8 +407,8 @@ class PeerManager:
     # -- bootstrapping and probes ------------------------------------------------------------------
 
     def _bootstrap(self, now: float) -> None:
-        """Begin a round of bootstrap attempts. A node without links tries any peers. A node with links goes
-        on for ever with given or remembered peers that are not neighbours."""
+        """Begin a round of bootstrap attempts. A node without links tries any peers. A node with links tries
+        given or remembered peers that are not neighbours, in every round."""
         self._until_one = not self._neighbours
         if self._until_one:
             addresses = self.book.sample(BOOTSTRAPS_ALONE)
@@ -421,7 +429,7 @@ class PeerManager:
                 self._end_round()
         back = self.book.bootstrapped(event.peer, event.answered, now)
         if back and self.presence is events.Presence.OPEN:
-            # It may know peers of which our part of the network has never heard.
+            # The peer may know others of which our part of the network has never heard.
             self._meet(event.peer, now)
             if self._rostered:
                 self._announce(now)
@@ -440,8 +448,8 @@ class PeerManager:
             self._dial([peer])
 
     def _probe(self, now: float) -> None:
-        """Look beyond the neighbours. Each half of a split swarm may have enough links, and would have no
-        other reason to look."""
+        """Contact peers that are no neighbours. In a split swarm, nodes of each half may have enough links,
+        and would otherwise never contact the other half."""
         self._probe_at = now + about(PROBE_INTERVAL, self._random)
         self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
         self._give_up(selection.whom_to_give_up(self.standings(), now), events.Reason.GAVE_WAY, now)
@@ -454,7 +462,7 @@ class PeerManager:
         self._begin_anew(now)
 
     def _begin_anew(self, now: float) -> None:
-        """Make every job due now, or as soon as it has ended."""
+        """Make every job due now; jobs under way become due when they have ended."""
         for job in (self._announcing, self._finding, self._round):
             job.began = _ALWAYS
         self._probe_at = min(self._probe_at, now)
@@ -484,7 +492,7 @@ def _first_word_due(neighbour: _Neighbour) -> float:
 
 
 def _count(neighbour: _Neighbour, count: events.LinkCount, now: float) -> None:
-    """Add the updates counted since the last time."""
+    """Add the updates counted since the last call to the neighbour's `useful`."""
     neighbour.heard = neighbour.heard or count.heard
     elapsed, neighbour.counted_at = now - neighbour.counted_at, now
     neighbour.useful = selection.decayed(neighbour.useful, elapsed)

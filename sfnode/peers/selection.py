@@ -1,6 +1,6 @@
 """Selection of links: which peers to dial, to let in and to give up. Pure functions.
 
-`peers.manager` calls them. The only randomness is the address book's generator.
+`peers.manager` calls them. The only randomness is that of the address book's order.
 
 Ids and inbound connections cost an attacker nothing, so neither may decide who our neighbours are:
 - Links of our own choice go to random peers, and inbound links cannot take their places. To eclipse a node an
@@ -22,45 +22,47 @@ from typing import NamedTuple
 from sfnode.peers.address_book import AddressBook
 
 TARGET_LINKS = 6
-"""Target number of links: a random graph of any size then survives the loss of a third of its nodes."""
+"""Target number of links: with it, a random graph of any size stays connected after the loss of a third of
+its nodes."""
 
 MAX_LINKS = 12
-"""Maximum number of links of a node, so that its memory and its upload are bounded."""
+"""Maximum number of links of a node. It bounds the node's memory and upload."""
 
 MIN_OUTBOUND = 2
-"""Minimum number of links of our own choice, which this node does not give up while there is nobody else to
-dial. With two each, a random graph is still connected."""
+"""Minimum number of links of our own choice: this node does not give them up while there is nobody else to
+dial. With two such links for each node, a random graph is still connected."""
 
 WANTED_OUTBOUND = 3
-"""Target number of links of our own choice, even when inbound links reach TARGET_LINKS: MIN_OUTBOUND and one
-that may fail."""
+"""Target number of links of our own choice, even when there are TARGET_LINKS inbound links: MIN_OUTBOUND, and
+one more that may fail."""
 
 MAX_INBOUND = MAX_LINKS - WANTED_OUTBOUND - 1
-"""Maximum number of inbound links. Room remains for the links of our own choice and one probe. The maximum
-exceeds TARGET_LINKS, so that newcomers find room everywhere."""
+"""Maximum number of inbound links. It leaves room for the links of our own choice and one probe. It exceeds
+TARGET_LINKS, so that newcomers find room at any node."""
 
 MAX_OUTBOUND_OF_RANGE = 2
 MAX_INBOUND_OF_RANGE = 4
-"""Maximum number of links of our own choice, and of inbound links, to public addresses of one range. A swarm
-within one range is still connected by two links of each node's own choice, and has twice the room that its
-newcomers need."""
+"""Maximum numbers of links to public addresses of one range: links of our own choice, and inbound links. In a
+swarm within one range, two links of each node's own choice still connect all nodes, and there is room for
+twice as many inbound links as that."""
 
 SETTLE_TIME = 30.0
-"""Minimum age in seconds of a link that is given up, so that it may prove useful. It also bounds the rate at
-which a flood of newcomers replaces one another."""
+"""Minimum age, in seconds, of a link that is given up, so that each link has time to prove useful. It also
+bounds the rate at which newcomers of a flood replace one another."""
 
 BLANK_TIME = 5.0
 """Time, in seconds, after which a peer that has shown nothing may be given up. By then a full Summary should
-have arrived, in which every participant has something to report. A stranger is refused for a while then. So
-mute peers may fill every place at once but cannot hold it, and each honest peer that gets in stays."""
+have arrived, in which every participant has something to report. A stranger that is given up is then refused
+for a while. So mute peers may take every free place at once but cannot keep it, and each honest peer that
+gets a link stays."""
 
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3
-"""Numbers of links that no newcomer replaces: of the oldest ones, and of those that brought the most
-updates."""
+"""Numbers of links that no newcomer replaces: the OLDEST_KEPT oldest links, and the MOST_USEFUL_KEPT links
+that brought the most updates."""
 
 HALF_LIFE = 300.0
-"""Time, in seconds, after which an update that a link has brought counts half."""
+"""Time, in seconds, after which an update that a link has brought counts as half an update."""
 
 
 class LinkFacts(NamedTuple):
@@ -72,9 +74,9 @@ class LinkFacts(NamedTuple):
     since: float
     """Time at which the link was opened."""
     range: str | None = None
-    """Range of the peer's address; None if the range's links are not bounded (see `address_range`)."""
+    """Range of the peer's address; None if the number of links to it is not bounded (see `address_range`)."""
     useful: float = 0.0
-    """Number of updates that the link was the first to bring. Older ones count less (see `decayed`)."""
+    """Number of updates that the link was the first to bring. Older updates count less (see `decayed`)."""
     blank: bool = False
     """Whether the peer has shown nothing so far."""
 
@@ -92,7 +94,7 @@ REFUSED = InboundVerdict(False)
 def whom_to_dial(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
-    """Return the peers to dial now, besides those that are being dialled."""
+    """Return the peers to dial now, without those that are being dialled."""
     peers = _in_turn(links, book, book.candidates(now))
     return _choose(links, dialling, book, peers, missing(links) - len(dialling))
 
@@ -106,7 +108,8 @@ def missing(links: Sequence[LinkFacts]) -> int:
 def whom_to_probe(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
-    """Return at most one peer to dial beyond the target: no neighbour, and only if there is room."""
+    """Return at most one peer to dial beyond the target number of links: a peer that is no neighbour, if
+    there is room."""
     count = min(1, MAX_LINKS - len(links) - len(dialling))
     return _choose(links, dialling, book, book.candidates(now), count)
 
@@ -134,8 +137,8 @@ def may_keep(link: LinkFacts, links: Sequence[LinkFacts]) -> bool:
 
 
 def whom_to_give_up(links: Sequence[LinkFacts], now: float) -> str | None:
-    """Return the peer of the least useful link of our own choice that may be given up; None if there is none,
-    or no more links than wanted."""
+    """Return the peer of the least useful link of our own choice that may be given up; None if there is no
+    such link, or there are no more links than wanted."""
     if len(links) <= TARGET_LINKS or _count(links, outbound=True) <= WANTED_OUTBOUND:
         return None
     kept = _oldest(links)
@@ -147,7 +150,7 @@ def whom_to_let_go(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
     """Return the peers of our own choice that have shown nothing for BLANK_TIME. MIN_OUTBOUND links of our
-    own choice remain, mute or not, unless there are peers to dial instead."""
+    own choice are kept, even with mute peers, unless there are peers to dial instead."""
     mute = [link.peer for link in links if link.outbound and _stale(link, now)]
     if not mute:
         return []
@@ -158,16 +161,16 @@ def whom_to_let_go(
 
 
 def decayed(useful: float, elapsed: float) -> float:
-    """Return the value of `useful` after `elapsed` seconds."""
+    """Return the value to which `useful` has decayed after `elapsed` seconds."""
     return float(useful * 0.5 ** (elapsed / HALF_LIFE))
 
 
 def address_range(address: str) -> str | None:
-    """Return the range of a multiaddress; None if links to it are not bounded.
+    """Return the range of a multiaddress; None if the number of links to it is not bounded.
 
     Public addresses of one /16 (IPv6: /32) most likely have one owner, or cost their owner little. Private
-    and loopback addresses are exempt: there the whole swarm is one laboratory or one machine, and an attacker
-    inside needs no second address. A relayed peer has the range of its relay, which could invent any number
+    and loopback addresses are exempt: there the whole swarm is in one laboratory or on one machine, where an
+    attacker needs no second address. A relayed peer has the range of its relay, which could invent any number
     of peers. A DNS name is a range of its own.
     """
     kind, _, rest = address.lstrip("/").partition("/")
@@ -192,7 +195,8 @@ def address_range(address: str) -> str | None:
 def _choose(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, peers: Iterable[str], count: int
 ) -> list[str]:
-    """Return the first `count` of `peers` that are neither neighbours nor in a crowded range."""
+    """Return the first `count` of `peers` that are neither neighbours nor being dialled, and whose range has
+    room for another link."""
     if count <= 0:
         return []
     busy = {link.peer for link in links} | set(dialling)
@@ -213,13 +217,14 @@ def _choose(
 
 
 def range_of(addresses: Iterable[str]) -> str | None:
-    """Return the first range among a peer's addresses. A hint: `may_keep` sees the address that answered."""
+    """Return the range of the first of a peer's addresses that has one. It is a hint: `may_keep` knows the
+    address that answered."""
     return next(filter(None, map(address_range, addresses)), None)
 
 
 def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]) -> list[str]:
     """Return `peers` without neighbours, ordered so that half of the peers of our own choice are trusted and
-    half are strangers, as far as there are enough of both."""
+    half are strangers, as far as there are enough peers of both kinds."""
     busy = {link.peer for link in links}
     known: list[str] = []
     strangers: list[str] = []
@@ -233,8 +238,9 @@ def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]
 
 
 def _replaceable(links: Sequence[LinkFacts], now: float) -> InboundVerdict:
-    """Return the inbound link that gives way to a newcomer: that of a mute peer, or else the least useful one
-    that is not protected. Without such a link the newcomer is refused."""
+    """Return the verdict on a newcomer for which there is no free place. It replaces the inbound link of a
+    mute peer, or else the least useful inbound link that is not protected. Without such a link the newcomer
+    is refused."""
     blank = [link.peer for link in links if not link.outbound and _stale(link, now)]
     if blank:
         return InboundVerdict(True, blank[0])
@@ -247,7 +253,7 @@ def _replaceable(links: Sequence[LinkFacts], now: float) -> InboundVerdict:
 
 
 def _worth(link: LinkFacts) -> tuple[float, float, str]:
-    """Sort key: the least useful link first, among equal ones the youngest."""
+    """Return a sort key: the least useful link first, and among equally useful links the youngest."""
     return link.useful, -link.since, link.peer
 
 

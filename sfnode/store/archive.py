@@ -1,5 +1,5 @@
-"""A run in one file that verifies itself: its manifest, its log, its published bases, and a statement of the
-result.
+"""A run in one file that can be verified alone: its manifest, its log, its published bases, and a statement
+of the result.
 
 The file is a plain tar of files with these names, in this order, and nothing else; `tar` can list and extract
 it. Nothing is compressed, so that no archive expands.
@@ -7,11 +7,11 @@ it. Nothing is compressed, so that no archive expands.
     statement.json   counts and digests of the result
     manifest         canonical MessagePack (SPEC M2): the run id is its hash
     log              entries in MessagePack, each after its length (4 bytes, big-endian)
-    DIGEST.bases     published bases, each by its digest
+    DIGEST.bases     published bases, each file named by its digest
 
-It contains nothing of a node's own: no key, no address, no path. Reading trusts nothing. A header is checked
-before its content is read, everything is verified from genesis as in `sfnode verify`, and the result must
-equal the statement.
+The file contains nothing that belongs to a node alone: no key, no address, no path. Nothing in a file is
+trusted when it is read. A header is checked before its content is read, everything is verified from genesis
+as in `sfnode verify`, and the result must equal the statement.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ MAX_ENTRY = 1 << 20
 """Maximum size of an entry, in bytes: several times the size of the longest row or decision."""
 
 BATCH = 64
-"""Number of entries written to the log in one transaction. They take at most as many megabytes of memory."""
+"""Number of entries written to the log in one transaction: at most 64 MiB in memory."""
 
 COPIED = 1 << 20
-"""Bytes of a file that are copied at a time."""
+"""Number of bytes of a file that are copied at a time."""
 
 _LENGTH = 4
 
@@ -74,7 +74,7 @@ _BOUNDS = {"max_array_len": 8, "max_map_len": 0, "max_ext_len": 0}
 
 
 class EntryKind(IntEnum):
-    """Kinds of entries. All entries of a kind come before those of the next."""
+    """Kinds of entries. All entries of one kind come before all entries of the next kind."""
 
     CONTROL = 0
     AUTHORITY = 1
@@ -90,7 +90,7 @@ _FIELDS = {
     EntryKind.CUT: 3,
     EntryKind.CARD: 3,
 }
-"""Number of an entry's fields without its kind, keyed by kind."""
+"""Number of fields of an entry, not counting its kind, keyed by kind."""
 
 
 class Unpacked(NamedTuple):
@@ -109,9 +109,9 @@ def write(
 ) -> ArchiveStatement:
     """Verify a log, and write the archive of its run to the new file `out`; return its statement.
 
-    `published` is the folder of published bases; those of the run that are stored there are included. Raises
-    UserError as `verify_log`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file
-    exists, DISK_FULL.
+    `published` is the folder of published bases. The archive includes the run's bases that are stored there.
+    Raises UserError as `verify_log`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the
+    file exists, DISK_FULL.
     """
     if update_log.bases():
         raise UserError(
@@ -160,7 +160,8 @@ def _statement(found: VerifyResult, version: str) -> ArchiveStatement:
 def _members(
     manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement, beside: Path
 ) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield name and content of each member. A content is closed when the next member is requested.
+    """Yield the name and the content, an open file, of each member. The file is closed when the next member
+    is requested.
 
     Content whose size must be known first is written to the disk of the file `beside`.
     """
@@ -190,7 +191,7 @@ def _write_member(file: IO[bytes], name: str, content: IO[bytes]) -> None:
 
 
 def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
-    """Yield an entry for everything in a log that is meant for others."""
+    """Yield an entry for each part of a log that is meant for others."""
     kept = kept_control(update_log)
     for entry in kept.entries:
         yield [EntryKind.CONTROL, *entry]
@@ -219,9 +220,9 @@ def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
 def unpack(archive: Path, folder: Path) -> Unpacked:
     """Unpack an archive into an empty folder, as a data folder, and verify all of it.
 
-    Memory stays within a manifest's bound (SPEC M9), and the folder within a few times the archive's size;
-    time grows with both. Raises UserError ARCHIVE_UNUSABLE for any fault, NEWER_PROTOCOL, OLDER_PROTOCOL,
-    DISK_FULL.
+    Memory stays below the bound for a manifest (SPEC M9), and the folder's size below a few times the
+    archive's; the time grows with both. Raises UserError NEWER_PROTOCOL, OLDER_PROTOCOL, DISK_FULL, and
+    ARCHIVE_UNUSABLE for any other fault.
     """
     with _faults(archive), archive.open("rb") as file:
         members = _Members(file, os.fstat(file.fileno()).st_size)
@@ -247,7 +248,7 @@ def unpack(archive: Path, folder: Path) -> Unpacked:
 
 @contextmanager
 def _faults(archive: Path) -> Iterator[None]:
-    """Raise UserError for every fault of an archive that the block finds."""
+    """Raise UserError for every fault of an archive that statements in the block find."""
     try:
         with disk_faults(archive):
             yield
@@ -312,7 +313,7 @@ class _Members:
         return self._next
 
     def end(self) -> None:
-        """Check that nothing follows: `tar` fills up its last record with zeros."""
+        """Check that only zeros follow, with which `tar` fills its last record."""
         if self._next is not None or self._left > tarfile.RECORDSIZE or any(self._take(self._left)):
             raise ValueError("something comes after its end")
 
@@ -325,7 +326,7 @@ class _Members:
 
 
 def _framed_in(content: Iterator[bytes]) -> Iterator[list[Any]]:
-    """Yield the entries in the parts of a log."""
+    """Yield the entries of a log that comes in the parts `content`."""
     buffer = bytearray()
     for part in content:
         buffer += part
@@ -349,7 +350,7 @@ def _framed_in(content: Iterator[bytes]) -> Iterator[list[Any]]:
 
 
 class _ArchiveReader:
-    """Writes entries to a log, in order. It recomputes all that can be recomputed."""
+    """Writes entries to a log, in order. It recomputes whatever can be recomputed."""
 
     def __init__(self, run: RunParameters, update_log: UpdateLog) -> None:
         self._run = run
@@ -357,12 +358,12 @@ class _ArchiveReader:
         self._kind = 0
         self._decisions = 0
         self._feed: Feed | None = None
-        """Feed of the last row, and the chain head after it."""
+        """Feed of the last row. `_chain` is the chain head after that row."""
         self._chain = b""
 
     def append(self, entries: Iterable[list[Any]]) -> None:
-        """Append entries in their order, all of one kind in one write. Raises various errors for invalid
-        ones."""
+        """Append entries in order, consecutive ones of one kind in one write. Raises various errors if an
+        entry is invalid."""
         for kind, group in groupby(entries, key=itemgetter(0)):
             fields = [entry[1:] for entry in group]
             count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]
@@ -445,7 +446,8 @@ def _bytes(value: Any, length: int | None = None) -> bytes:
 
 
 def _take_bases(members: _Members, manifest: Manifest, named: list[str], folder: Path) -> None:
-    """Write the published bases to a folder, and check them."""
+    """Write the remaining members, which must be the published bases of the digests `named`, to a folder, and
+    check them."""
     targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
     allowed = {bases.path_in(folder, digest): digest for digest in named}
     while info := members.following():

@@ -1,9 +1,10 @@
 """Finds the last seal whose updates a log holds completely (SPEC O11), or a given seal, and the updates that
-count by it. Exports, evaluations, verifications and comparisons use it.
+count according to that seal. Exports, evaluations, verifications and comparisons use it.
 
-A seal's model follows from the decisions up to the next seal: updates revoked in between do not count. A node
-that lacks some of a seal's updates does not know its model, and uses an earlier seal. A seal that is asked
-for by its epoch is as it was when it was signed: later decisions do not change it.
+The model of the last seal follows from all decisions up to the next seal: updates revoked between the two
+seals do not count. A node that lacks some of a seal's updates cannot compute its model, and uses an earlier
+seal. The model of a given epoch's seal follows from the decisions up to that seal: later decisions do not
+change it.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from sfprotocol.weighing import NOTHING, Counted, Rates
 
 
 class Checkout(NamedTuple):
-    """The state of a run by one of its seals."""
+    """The state of a run according to one of its seals."""
 
     epoch: int | None
-    """Epoch of the seal: the last one whose updates are all stored, or the one asked for. None if there is
-    none."""
+    """Epoch of the seal: the last seal whose updates are all stored, or the given seal. None if there is no
+    such seal."""
     updates: int
-    """Number of updates that count by this seal."""
+    """Number of updates that count according to this seal."""
     counted: dict[Feed, Counted]
     sealed: int
     """Number of epochs that the stored decisions seal."""
     lacking: int
-    """Number of updates that the closes of these epochs list, and that are missing."""
+    """Number of updates that the closes of the sealed epochs list and that are not stored."""
 
 
 def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
-    """Return a warning for somebody who asks for the last of `sealed` epochs and gets `epoch`; None if that
-    is the last."""
+    """Return a warning for somebody who asks for the last of `sealed` epochs and gets `epoch`, because the
+    log lacks `lacking` updates; None if no update is missing."""
     if epoch is not None and not lacking:
         return None
     if not sealed:
@@ -54,8 +55,8 @@ def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
 
 
 def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int]) -> Checkout:
-    """Return the updates that count by the last seal whose updates are all held. `held` returns how many of a
-    feed's first steps are held."""
+    """Return the updates that count according to the last seal whose updates are all held. `held` returns how
+    many of a feed's first steps are held."""
     latest = run_state = run_state_of(run, entries)
     while (epoch := _first_lacking(run_state, held)) is not None:
         entries = entries[: seal_of(run, entries, epoch)]
@@ -64,8 +65,8 @@ def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed
 
 
 def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None:
-    """Return the updates that count by the last seal of `run_state`, without reading decisions; None if some
-    of them are not held. `held` as for `last_seal`."""
+    """Return the updates that count according to the last seal of `run_state`, without reading decisions;
+    None if some of these updates are not held. `held` as for `last_seal`."""
     whole = _first_lacking(run_state, held) is None
     return _checkout(run_state, run_state, held) if whole else None
 
@@ -73,11 +74,11 @@ def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None
 def at_seal(
     run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int], epoch: int
 ) -> Checkout:
-    """Return the updates that counted when `epoch` was sealed, by the decisions up to its seal. `held` as for
-    `last_seal`.
+    """Return the updates that counted when `epoch` was sealed, according to the decisions up to its seal.
+    `held` as for `last_seal`.
 
-    Raises UserError BAD_OPTION if it is not sealed, RUN_IS_OPEN in a run without seals, UPDATES_LACKING if
-    some of its updates are not held.
+    Raises UserError BAD_OPTION if the epoch is not sealed, RUN_IS_OPEN in a run without seals,
+    UPDATES_LACKING if some of its updates are not held.
     """
     if run.organised is None:
         raise UserError(
@@ -108,8 +109,8 @@ def at_seal(
 
 
 def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]) -> Checkout:
-    """Return the updates that count by the last seal of `run_state`. `latest` is the run state after all
-    decisions."""
+    """Return the updates that count according to the last seal of `run_state`. `latest` is the run state
+    after all decisions."""
     rates, last = Rates.of(run_state), run_state.sealed - 1
     stops = run_state.positions(last) if run_state.sealed else {}
     lacking = latest.positions(latest.sealed - 1) if latest.sealed else {}
@@ -155,8 +156,8 @@ def advance(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int],
 ) -> None:
-    """Change a core that has the `applied` updates of each feed so that it has the `wanted` ones. Raises as
-    `replay.changes`."""
+    """Change `core` from the sum of the `applied` updates to that of the `wanted` updates, both keyed by
+    feed. Raises as `replay.changes`."""
     for batch in changes(update_log, applied, whole(applied, wanted), subspace_of):
         core.add(batch)
 

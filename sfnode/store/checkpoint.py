@@ -1,13 +1,14 @@
 """States of checkpoints: the updates that count up to an epoch, as values and as files (SPEC O14).
 
-A state has the step at which each feed continues, and the cores of the updates before. Everybody can compute
-it from the log, and compare its two digests with the signed ones. No other state is ever used. `plan` and
-`start` look up at once what follows from decisions. The slow rest can then run in another thread while more
-decisions come.
+A state has the step at which each feed continues, and the cores, which are the sums of the updates before
+these steps. Every node can compute it from the log, and compare its two digests with the signed ones. A state
+with other digests is never used. `plan` and `start` look up at once what follows from decisions. The slow
+rest can then run on another thread while more decisions come.
 
-A file has, after its magic number: the epoch, the number of feeds and that of cores, u32 each; each feed's
-part of the feeds digest; for each core its subspace, u32, and its entries as int64, little-endian. All other
-integers are big-endian. Its size follows from the decisions and the manifest.
+A file has, after its magic number: the epoch, the number of feeds and the number of cores, u32 each; for each
+feed its part of the input of the feeds digest; for each core its subspace, u32, and its entries as int64,
+little-endian. All other integers are big-endian. The size of a file follows from the decisions and the
+manifest.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from sfprotocol.validation import tag
 from sfprotocol.weighing import Counted, named
 
 KEPT = 2
-"""Number of newest checkpoints whose files are kept. A node prunes below the older one, so that a decision
-about the epochs between them needs nothing that was pruned."""
+"""Number of newest checkpoints whose files are kept. A node prunes its log before the older of the two, so
+that a decision about the epochs between them needs nothing that was pruned."""
 
 _NAMED = 16
-"""Number of a digest's hexadecimal digits in a file's name, enough to tell the statements of one epoch
-apart."""
+"""Number of hexadecimal digits of a digest in the name of a file: enough to distinguish several checkpoints
+of one epoch."""
 
 _NAME = re.compile(rf"[0-9]{{1,10}}-[0-9a-f]{{{_NAMED}}}")
 
@@ -56,16 +57,16 @@ _SUBSPACE = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """The state whose digests a checkpoint states."""
+    """The state of a run up to an epoch: the object whose digests a checkpoint states."""
 
     epoch: int
     bases: Mapping[int, Base]
-    """Points at which feeds continue, keyed by the number of the feed, in ascending order."""
+    """Bases, at which feeds continue, keyed by the number of the feed, in ascending order."""
     cores: Mapping[int, I64] = field(repr=False)
     """The cores that are not zero, keyed by subspace in ascending order, (layers, rows, columns) each."""
 
     def decision(self, run_id: bytes) -> Checkpoint:
-        """Return the decision that states this checkpoint."""
+        """Return the decision, a Checkpoint, that states the digests of this state."""
         return Checkpoint(
             self.epoch, feeds_digest(run_id, self.bases.items()), core_digest(self.cores.items())
         )
@@ -76,7 +77,7 @@ class CheckpointPlan(NamedTuple):
 
     epoch: int
     stops: Mapping[int, tuple[Feed, NamedStop]]
-    """Each feed with the end of its steps that closes have listed, keyed by the number of the feed, in
+    """Each feed, with the end of the steps that closes have listed. Keyed by the number of the feed, in
     ascending order."""
     before: Mapping[Feed, Counted]
     """Updates already included in the previous state, with their weights, keyed by feed."""
@@ -84,9 +85,9 @@ class CheckpointPlan(NamedTuple):
 
 
 def plan(run_state: RunState, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
-    """Return the plan of the state of all epochs up to `epoch`, which must be sealed, by the decisions so
-    far. The computation will begin with `previous`, the state of a usable checkpoint of this or an earlier
-    epoch, or with nothing."""
+    """Return the plan of the state of all epochs up to `epoch`, which must be sealed, according to the
+    decisions so far. The computation will begin with `previous`, the state of a usable checkpoint of this or
+    an earlier epoch, or at genesis if it is None."""
     stops = {}
     for number, step in run_state.positions(epoch).items():
         mark = run_state.named_stop(number, step)
@@ -104,7 +105,7 @@ def compute(
     previous: CheckpointState | None = None,
 ) -> CheckpointState | None:
     """Compute a state from the log and from `previous`, as given to `plan`. Takes as long as reading the
-    updates in between.
+    updates between the two states.
 
     Returns None if listed updates are missing in the log, or belong to another history. Raises UserError
     LOG_CORRUPT.
@@ -148,15 +149,15 @@ def encode(state: CheckpointState) -> bytes:
 
 
 def most_bytes(manifest: Manifest, run_state: RunState, epoch: int) -> int:
-    """Return an upper bound of the size of the file of a checkpoint of `epoch`, which is sealed."""
+    """Return an upper bound, in bytes, of the size of a file of a checkpoint of `epoch`, which is sealed."""
     subspaces = manifest.parameters().subspace_of(epoch) + 1
     feeds = len(run_state.positions(epoch)) * _FEED.size
     return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + manifest.core_bytes)
 
 
 def decode(manifest: Manifest, run_state: RunState, data: bytes) -> CheckpointState:
-    """Return the state in the content of a file. `run_state` knows its feeds by number. The caller checks its
-    digests.
+    """Return the state in the content of a file. `run_state` tells which feed has which number. The caller
+    must check the state's digests.
 
     Raises UserError LOG_CORRUPT for a file in another format. Allocates no more than the file's size.
     """
@@ -188,8 +189,8 @@ def _require(condition: bool) -> None:
 
 
 def name(stated: Checkpoint) -> str:
-    """Return the name of the file of a state. If an epoch is stated again, because fewer updates count, its
-    file has another name."""
+    """Return the name of the file of a state. If the checkpoint of an epoch is stated again, because fewer
+    updates count, its file has another name."""
     return f"{stated.epoch}-{listing(stated.feeds, stated.cores).hex()[:_NAMED]}"
 
 
@@ -211,8 +212,9 @@ def _epoch(file: Path) -> int:
 
 
 def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[int] = ()) -> None:
-    """Write the file of a state, durably and all or nothing. Remove older states of its epoch, and the files
-    of all other epochs except the KEPT newest and those in `needed`. Raises UserError DISK_FULL."""
+    """Write the file of a state, durably and all or nothing. Remove earlier states of its epoch, and the
+    files of all other epochs except the KEPT newest epochs and those in `needed`. Raises UserError
+    DISK_FULL."""
     path = folder / name(state.decision(run_id))
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
@@ -226,8 +228,8 @@ def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[i
 
 
 def load(folder: Path, manifest: Manifest, run_state: RunState, stated: Checkpoint) -> CheckpointState | None:
-    """Return the state of a checkpoint from its file; None if there is no file, as after newer checkpoints.
-    Raises UserError LOG_CORRUPT if it is not the stated one."""
+    """Return the state of a checkpoint from its file; None if there is no file, such as after newer
+    checkpoints. Raises UserError LOG_CORRUPT if the state is not the stated one."""
     content = _content(folder, stated)
     return None if content is None else decode_stated(manifest, run_state, stated, content)
 
@@ -263,28 +265,30 @@ def _damaged(problem: str) -> UserError:
 
 
 class Start(NamedTuple):
-    """The beginning of a computation of cores."""
+    """The point at which a computation of cores begins: a checkpoint or genesis."""
 
     checkpoint: Checkpoint | None = None
-    """Checkpoint whose state the computation begins with; None: it begins at genesis."""
+    """Checkpoint with whose state the computation begins; None if it begins at genesis."""
     counted: Mapping[Feed, Counted] = {}
-    """Steps of each feed in the checkpoint's cores, with their weights."""
+    """Steps of each feed in the checkpoint's cores, with the weights of their updates."""
     content: bytes = b""
-    """Content of the checkpoint's file. It is read at once, because a node soon removes this file for newer
-    ones."""
+    """Content of the checkpoint's file. The file is read at once, because a node removes it when newer
+    checkpoints come."""
 
     def state(self, manifest: Manifest, run_state: RunState | None) -> CheckpointState | None:
-        """Return the state; None at genesis. Raises UserError LOG_CORRUPT if it is not the stated one."""
+        """Return the checkpoint's state; None at genesis. Raises UserError LOG_CORRUPT if `content` is not
+        the stated state."""
         if self.checkpoint is None or run_state is None:
             return None
         return decode_stated(manifest, run_state, self.checkpoint, self.content)
 
 
 def start(folder: Path, run_state: RunState | None, update_log: UpdateLog) -> Start:
-    """Return the newest stored checkpoint to which the log can add all updates that count now; genesis if
+    """Return the newest stored checkpoint after which the log has all updates that count now; genesis if
     there is no such checkpoint.
 
-    Raises UserError CHECKPOINT_UNUSABLE if the log has pruned its beginning, so that genesis is no way out.
+    Raises UserError CHECKPOINT_UNUSABLE if there is none and the beginning of the log was pruned, so that the
+    computation cannot begin at genesis.
     """
     bases = update_log.bases()
     if run_state:
@@ -309,7 +313,7 @@ def _steps(counted: Counted | None) -> int:
 
 
 def prunable(folder: Path, run_state: RunState) -> Checkpoint | None:
-    """Return the checkpoint below which the log may be pruned: the older one of the newest two usable ones
-    whose states are stored. None if there are fewer than two."""
+    """Return the checkpoint before which the log may be pruned: the older of the two newest usable
+    checkpoints whose states are stored. None if there are fewer than two."""
     here = usable(folder, run_state)
     return here[-KEPT] if len(here) >= KEPT else None

@@ -1,11 +1,11 @@
-"""The updates of a log as numpy columns, for plots, for statistics, and for looking at earlier states of a
-run.
+"""The updates of a log as numpy columns, for plots, statistics and the study of earlier states of a run.
 
-A log keeps the order of updates within each feed and no other. The nodes of a run admit its updates in
-different orders and end with the same model. A state of the run is therefore a frontier, a number of steps of
-each feed, and no moment in time. Rows are in an order in which every prefix is such a state: by epoch, then
-by the feed's number of earlier updates in that epoch, then by feed. It is the same on every node with the
-same updates. `Columns.at` takes such a prefix; `Columns.prefix` takes any frontier.
+A log keeps the order of updates within each feed and no other order. The nodes of a run admit its updates in
+different orders and end with the same model. A state of the run is therefore a frontier, that is, a number of
+steps for each feed, and not a moment in time. The rows are sorted so that every prefix is such a state: by
+epoch, then by the number of the feed's earlier updates in that epoch, then by feed. This order is the same on
+every node with the same updates. `Columns.at` returns such a prefix; `Columns.prefix` returns the state of
+any frontier.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Updates(NamedTuple):
-    """n updates as columns; each array has shape (n,) unless told otherwise."""
+    """n updates as columns; each array has shape (n,) unless stated otherwise."""
 
     feed: I64
     """Index into `Columns.feeds`."""
@@ -39,20 +39,22 @@ class Updates(NamedTuple):
     seed: U64
     """Seed of the direction and of the mini-batch (SPEC R5)."""
     scalar: I64
-    """Quantised directional derivative, in units of the manifest's scalar_delta. In a first-order run one for
-    every cell, (n, cells)."""
+    """Quantised directional derivative, in units of the manifest's scalar_delta. In a first-order run an
+    update has one scalar for every cell: (n, cells)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The updates of a log, or of a state of the run. An update takes about 40 bytes of memory."""
+    """The updates of a log, or those of a state of the run, with their feeds. An update takes about 40 bytes
+    of memory."""
 
     run_id: bytes
-    """32 bytes."""
+    """The id of the run, 32 bytes."""
     feeds: tuple[Feed, ...]
     """All feeds of the log, sorted, including feeds without updates in a prefix."""
     before: tuple[int, ...]
-    """Number of each feed's earlier updates, which are not here because a checkpoint stands for them."""
+    """Number of each feed's first updates that are missing in `updates`, because a checkpoint stands for
+    them."""
     updates: Updates
 
     def __len__(self) -> int:
@@ -72,7 +74,7 @@ class Columns:
     def prefix(self, frontier: Mapping[Feed, int]) -> Columns:
         """Return the state with the first `frontier[feed]` updates of each feed, and none of other feeds.
 
-        Raises ValueError for steps that are not in the log.
+        Raises ValueError if the log lacks some of these steps.
         """
         have, begins = self.frontier(), dict(zip(self.feeds, self.before, strict=True))
         for feed, steps in frontier.items():
@@ -102,12 +104,12 @@ class Columns:
 def columns_of(
     run_id: bytes, tails: Sequence[Tail], bases: Mapping[Feed, Base], records: Iterable[Record]
 ) -> Columns:
-    """Return the updates that count among the records of a log with these tails and bases."""
+    """Return those updates of `records` that count, from a log with these tails and bases."""
     stops = {tail.feed: (number, tail.next) for number, tail in enumerate(tails)}
     pieces = []
     for record in records:
         number, stop = stops.get(record.feed, (0, 0))
-        if record.segment.first < stop:  # otherwise it lies after a cut, or is newer than `tails`
+        if record.segment.first < stop:  # otherwise the record is after a cut, or newer than `tails`
             pieces.append(_updates_of(number, record.segment, stop))
     none = Updates(*(np.empty(0, np.int64),) * 3, np.empty(0, np.uint64), np.empty(0, np.int64))
     updates = Updates._make(np.concatenate(columns) for columns in zip(*(pieces or [none]), strict=True))
@@ -122,7 +124,7 @@ def columns_of(
 
 
 def _updates_of(number: int, segment: Segment, stop: int) -> Updates:
-    """Return the updates of a segment before step `stop`; `number` is the index of its feed."""
+    """Return the updates of a segment before step `stop`; `number` is the index of the segment's feed."""
     parts, first = segment.parts, segment.first
     epochs = np.repeat([part.epoch for part in parts], [len(part.scalars) for part in parts])
     scalars = np.concatenate([np.array(part.scalars, np.int64) for part in parts])
@@ -137,15 +139,15 @@ def _updates_of(number: int, segment: Segment, stop: int) -> Updates:
 
 
 def _order(updates: Updates, begins: I64) -> NDArray[np.intp]:
-    """Return the positions of updates in the order of `Columns`. The updates come feed by feed and step by
-    step.
+    """Return the indexes that sort updates into the order of `Columns`. The given updates are sorted by feed,
+    then by step.
 
-    `begins` has, for each feed, the epoch of the last update before them and the number of its updates in
-    that epoch.
+    `begins` has, for each feed, the epoch of the last update before the feed's first given one, and the
+    number of the feed's earlier updates in that epoch.
     """
     places = np.arange(len(updates.step))
     changes = np.r_[True, (np.diff(updates.feed) != 0) | (np.diff(updates.epoch) != 0)][: len(places)]
-    since = places - np.maximum.accumulate(np.where(changes, places, 0))  # in the same feed and epoch
+    since = places - np.maximum.accumulate(np.where(changes, places, 0))  # of the same feed and epoch
     if len(places):
         epoch, labelled = begins[updates.feed].T
         since = since + np.where(updates.epoch == epoch, labelled, 0)

@@ -1,6 +1,6 @@
-"""The data folder of a node: the names of its files, the lock for one process, and whether it was copied.
+"""The data folder of a node: names its files, locks it for one process, and detects whether it was copied.
 
-Knows the names of files, not their content.
+This module knows the names of files, not their content.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 MAX_SOCKET_PATH = 103
-"""Maximum bytes of an AF_UNIX path: macOS takes 104 with the closing zero, Linux 108."""
+"""Maximum length, in bytes, of an AF_UNIX path: macOS accepts 104 bytes including the closing zero, Linux
+108."""
 
 PROBE_PATIENCE = 5.0
-"""Maximum time in seconds for which `open_data_dir` waits for processes that only ask who holds the folder.
-Each holds the shared lock for microseconds, so even many take milliseconds."""
+"""Maximum time, in seconds, for which `open_data_dir` waits for processes that only ask which process holds
+the folder. Each of them holds the shared lock for microseconds, so even many such processes take only
+milliseconds."""
 
 _PROBE_POLL = 0.001
-"""Time in seconds between two attempts to lock the folder."""
+"""Time, in seconds, between two attempts to lock the folder."""
 
 _SOCKET = "control.sock"
 
@@ -38,13 +40,13 @@ _LOCATION = "place"
 
 _SIGNED_AT = "signed"
 """Key in the log's meta table: the log's location when a decision was last signed in it. The value is empty
-after newer decisions that were signed elsewhere."""
+if newer decisions, signed elsewhere, were written to the log."""
 
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 class _Inside:
-    """The path of a file in a data folder, by its name there."""
+    """A descriptor that returns the path of the file with a given name in a data folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -69,9 +71,10 @@ class Layout:
     named = _Inside("named.json")
     """The list of files outside the folder that its owner has named."""
     ports = _Inside("ports")
-    """The ports on which the node listened last. The transport writes it."""
+    """The ports on which the node listened last; written by the transport."""
     contacts = _Inside("contacts.json")
-    """An invitation by peers that the node has met, for times when it does not run (`run.json`)."""
+    """An invitation with the addresses of peers that the node has met, for use while the node does not run
+    (in the format of `run.json`)."""
     model = _Inside("model")
     """The folder of the base model, if it came from peers."""
     partial_model = _Inside("model.partial")
@@ -85,7 +88,7 @@ class Layout:
     checkpoints = _Inside("checkpoints")
     """The folder of the states of checkpoints."""
     samples = _Inside("samples.json")
-    """Answers of the base model and of later ones to a few test rows."""
+    """The file with answers of the base model and of later models to a few test rows."""
 
     @property
     def control_socket(self) -> Path:
@@ -96,8 +99,8 @@ class Layout:
 class DataDir(Layout):
     """A data folder that this process holds until `close`, or until the process ends in any way.
 
-    The lock is on an open file description, which a forked child shares. Processes that may outlive the node
-    must therefore be started with exec, which closes the descriptor.
+    The lock belongs to an open file description, which a forked child shares. Processes that may outlive the
+    node must therefore be started with exec, which closes the descriptor.
     """
 
     descriptor: int
@@ -116,8 +119,8 @@ class DataDir(Layout):
 def open_data_dir(path: Path) -> DataDir:
     """Create the folder (mode 0700) if necessary and lock it for this process.
 
-    Raises UserError DATA_DIR_IN_USE if another process holds it, DATA_DIR_UNUSABLE if it cannot be created or
-    written, DISK_FULL.
+    Raises UserError DATA_DIR_IN_USE if another process holds the folder, DATA_DIR_UNUSABLE if the folder
+    cannot be created or written, DISK_FULL.
     """
     path = path.resolve()
     with disk_faults(path):
@@ -133,12 +136,13 @@ def open_data_dir(path: Path) -> DataDir:
 
 
 def holder(path: Path) -> int | None:
-    """Return the id of the process that holds this folder. 0: the process has not written its id yet. None:
-    no process holds the folder.
+    """Return the id of the process that holds this folder. 0 means that the process has not written its id
+    yet, None that no process holds the folder.
 
-    Asking cannot keep a node from starting. It takes the lock in shared mode for a moment, and
-    `open_data_dir` can tell that from a node's exclusive lock. (A flock cannot be queried as a record lock
-    can, but record locks are lost when a process closes any descriptor of the file.)
+    A call cannot keep a node from starting. It takes the lock in shared mode for a moment, and
+    `open_data_dir` can distinguish a shared lock from a node's exclusive lock. (A flock, unlike a record
+    lock, cannot be queried without taking it. But a process loses its record locks on a file when it closes
+    any descriptor of the file.)
     """
     try:
         with Layout(path).lock.open() as lock:
@@ -153,9 +157,9 @@ def holder(path: Path) -> int | None:
 def moved(log: UpdateLog) -> bool:
     """Return whether this log may be another file than the one in which our feed was last continued.
 
-    A copied or restored folder has other inodes, and its original may have continued: another continuation
-    would fork the feed. An empty log has nothing to fork. Disk images, snapshots of virtual machines and
-    files overwritten in place go unnoticed here; asking peers finds them (SPEC I3).
+    A copied or restored folder has other inodes. Its original may have continued the feed, so that continuing
+    it here, too, would fork the feed. An empty log has nothing to fork. Copies as disk images, as snapshots
+    of virtual machines and over existing files go unnoticed here; peers are asked to find them (SPEC I3).
     """
     known = log.get_meta(_LOCATION)
     if known is None:
@@ -166,23 +170,24 @@ def moved(log: UpdateLog) -> bool:
 def remember_location(log: UpdateLog) -> None:
     """Record that the feed continues from this file.
 
-    Call it after `moved`, and after the log contains the new incarnation, if one was necessary. A crash in
-    between then costs an incarnation but forks nothing.
+    Call it after `moved`, and after the log contains the new incarnation, if one was necessary. Then a crash
+    between the two writes costs an incarnation but forks nothing.
     """
     log.set_meta(_LOCATION, _location(log))
 
 
 def signed_here(log: UpdateLog) -> bool:
-    """Return whether the newest decisions in this log were signed in this very file. No signed decision can
-    then be missing, because each was durable before it was sent. Copies go unnoticed as in `moved`."""
+    """Return whether the newest decisions in this log were signed in this file and not in a copy. Then no
+    signed decision is missing, because each was durable before it was sent. The copies that go unnoticed in
+    `moved` go unnoticed here, too."""
     return log.get_meta(_SIGNED_AT) == _location(log)
 
 
 def remember_signing(log: UpdateLog, ours: bool) -> None:
-    """Record whether the decisions that will now be written to this log are `ours`, signed here.
+    """Record whether the decisions that will now be written to this log are `ours`, that is, signed here.
 
-    The process may end before they are written. Nothing is wrong then: `ours` can be signed only with all
-    earlier decisions, and others' decisions are not stored yet.
+    The process may end before they are written. The record is still right then: decisions can be signed here
+    only while all earlier ones are known, and decisions of others are not stored yet.
     """
     here = _location(log) if ours else b""
     if (log.get_meta(_SIGNED_AT) or b"") != here:
@@ -192,9 +197,10 @@ def remember_signing(log: UpdateLog, ours: bool) -> None:
 def control_socket_path(path: Path) -> Path:
     """Return the path of the control socket of data folder `path`, the same for the node and its clients.
 
-    It is inside the folder. If that path is too long for AF_UNIX, it is in a private folder under the
-    temporary one, which `open_data_dir` makes. Both sides then need the same TMPDIR. Raises UserError
-    DATA_DIR_UNUSABLE if that path is too long as well, or if its folder is another user's.
+    The socket is inside the data folder. If that path is too long for AF_UNIX, the socket is in a private
+    folder inside the temporary folder, which `open_data_dir` makes. Then node and clients need the same
+    TMPDIR. Raises UserError DATA_DIR_UNUSABLE if that path is too long as well, or if the private folder
+    belongs to another user.
     """
     path = path.resolve()
     inside, outside = path / _SOCKET, _socket_folder(path) / _SOCKET
@@ -219,8 +225,8 @@ def _make_folder(path: Path) -> None:
 def _take(path: Path, descriptor: int) -> None:
     """Lock the folder, or raise UserError DATA_DIR_IN_USE if a node holds it.
 
-    A node holds the lock exclusively, so that not even a shared lock is possible beside it. A process that
-    only asks (`holder`) holds it in shared mode for a moment.
+    A node holds the lock exclusively, so that another process cannot even take it in shared mode. A process
+    that only asks (`holder`) holds the lock in shared mode for a moment.
     """
     deadline = time.monotonic() + PROBE_PATIENCE
     while not _lock(descriptor, fcntl.LOCK_EX):
@@ -251,7 +257,7 @@ def _in_use(path: Path, descriptor: int) -> UserError:
 
 
 def _location(log: UpdateLog) -> bytes:
-    """Return a description that differs between this file and any copy of it."""
+    """Return a description of the file's location that differs between this file and any copy of it."""
     with disk_faults(log.path):
         status = log.path.stat()
         return f"{status.st_dev} {status.st_ino} {log.generation} {_machine()}".encode()
@@ -280,8 +286,8 @@ def _make_socket_folder(path: Path) -> None:
 
 
 def _refuse_folder_of_others(path: Path, folder: Path) -> None:
-    """Raise UserError unless the socket folder, which lies in a place that everybody may write to, is ours
-    alone."""
+    """Raise UserError unless only this user can enter the socket folder. The folder is inside one that
+    everybody may write to."""
     try:
         status, owner = folder.lstat(), path.stat().st_uid
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Turns errors of the disk, from the operating system and SQLite, into errors that a user can act on.
 
-Knows error numbers and how to make a write durable, but not the written content.
+Also makes writes durable. Does not know the content of the files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Opener = Callable[[str, int], int]
 
 _NO_ROOM_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
-"""SQLite's codes for a full disk. It reports FULL only for ENOSPC, and IOERR_WRITE beyond a quota or a file
-size limit."""
+"""SQLite's codes for a full disk. SQLite reports FULL only after ENOSPC, and IOERR_WRITE when a quota or a
+file size limit is exceeded."""
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -37,9 +37,10 @@ class BrokenRowError(Exception):
 
 @contextmanager
 def disk_faults(path: Path) -> Iterator[None]:
-    """Raise UserError for every fault of the disk that holds `path` in statements of the block.
+    """Raise UserError for every fault, in statements of the block, of the disk that holds `path`.
 
-    Errors that only our own code can cause (a broken constraint, bad SQL) pass through: they are loud.
+    Errors that only our own code can cause (a broken constraint, bad SQL) pass through unchanged, so that
+    they are noticed.
     """
     try:
         yield
@@ -55,7 +56,8 @@ def disk_faults(path: Path) -> Iterator[None]:
 
 
 def private(name: str, flags: int) -> int:
-    """Open a file, as an opener of `open`. A new file is for this user alone, whatever the umask."""
+    """Open a file; passed to `open` as its opener. Only this user can read and write a new file, whatever the
+    umask."""
     return os.open(name, flags, 0o600)
 
 
@@ -67,7 +69,7 @@ def write_whole(path: Path, data: bytes, opener: Opener | None = None) -> None:
 
 def _write_whole(path: Path, data: bytes, opener: Opener | None) -> None:
     partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)  # an earlier attempt's file may be readable for others
+    partial.unlink(missing_ok=True)  # others may be able to read the file of an earlier attempt
     try:
         with open(partial, "xb", opener=opener) as file:
             file.write(data)
@@ -123,7 +125,7 @@ def _from_os(path: Path, error: OSError) -> UserError:
 
 
 def _from_sqlite(path: Path, error: sqlite3.Error) -> UserError | None:
-    """Return the error for the user; None if it is our own fault."""
+    """Return the error for the user; None if our own code is at fault."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None

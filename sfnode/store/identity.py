@@ -1,6 +1,6 @@
 """The node's identity: an Ed25519 key pair in a file that only its owner can read.
 
-It signs bytes and knows nothing of feeds, runs or libp2p (which has its own key). `run_keys` keeps
+This module signs bytes and does not know feeds, runs or libp2p (which has its own key). `run_keys` keeps
 organisers' keys in files of the same form.
 
 The file is PKCS #8 in PEM, so that ordinary tools can read and write it. A key file that others could read is
@@ -29,7 +29,7 @@ _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The key pair of a node or of an organiser. `repr` shows only the public half."""
+    """The key pair of a node or of an organiser. `repr` shows only the public key."""
 
     public: bytes
     """Ed25519 public key, 32 bytes: the origin of the node's feeds."""
@@ -39,7 +39,8 @@ class Identity:
 
     @classmethod
     def generate(cls, random: Random | None = None) -> Identity:
-        """Return a new key pair, which is in no file yet, drawn by `random` or by the operating system."""
+        """Return a new key pair, drawn by `random` or by the operating system. It is not written to a
+        file."""
         return cls._of(Ed25519PrivateKey.from_private_bytes((random or SystemRandom()).randbytes(32)))
 
     @classmethod
@@ -47,8 +48,8 @@ class Identity:
         return cls(key.public_key().public_bytes_raw(), exposed, key)
 
     def derived(self, purpose: bytes) -> Identity:
-        """Return this identity's key pair for one purpose. Others cannot connect it with this identity, and
-        it is in no file."""
+        """Return this identity's key pair for one purpose. Others cannot link the derived key pair to this
+        identity. It is not written to a file."""
         secret = hashlib.blake2b(
             self._key.private_bytes_raw() + purpose, digest_size=32, person=b"sfnode-derived"
         )
@@ -59,8 +60,8 @@ class Identity:
         return self._key.sign(data)
 
     def write(self, path: Path, passphrase: bytes | None = None) -> None:
-        """Write the key file, all or nothing even in a power cut: half a key would be worse than none. Raises
-        UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+        """Write the key file, all or nothing even in a power cut: half a key would be worse than no key.
+        Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
         encoded = self._key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -94,11 +95,11 @@ class WrongPassphraseError(Exception):
 
 
 def load_or_create(path: Path, random: Random | None = None) -> Identity:
-    """Return the identity in `path`. If there is no such file, draw one as `generate` does and write it there
-    with mode 0600.
+    """Return the identity in `path`. If there is no such file, draw an identity as `generate` does and write
+    it to `path` with mode 0600.
 
-    The caller holds the data folder's lock, so nobody else creates one at the same time. Raises UserError
-    DATA_DIR_UNUSABLE for a file that is no Ed25519 key or cannot be read, DISK_FULL.
+    The caller holds the data folder's lock, so no other process creates the file at the same time. Raises
+    UserError DATA_DIR_UNUSABLE if the file is no Ed25519 key or cannot be read, DISK_FULL.
     """
     with disk_faults(path):
         if not path.exists():
@@ -116,7 +117,7 @@ def is_exposed(path: Path) -> bool:
 
 
 def _make_private(path: Path) -> bool:
-    """Make the file readable by its owner only; return whether it was not."""
+    """Make the file readable by its owner only; return whether others could read it before."""
     exposed = is_exposed(path)
     if exposed:
         path.chmod(_PRIVATE)

@@ -1,9 +1,10 @@
 """Backups of keys: one encrypted file with the keys of a node and of the runs that its owner organises.
 
-A header has the file's form, a salt, a nonce and the length of the rest. The rest is encrypted by AES-256-GCM
-(NIST SP 800-38D), which authenticates the header, too. scrypt (RFC 7914) derives the key from a passphrase.
-The rest is a map in MessagePack from places to key files. Places are `node/identity.pem`, `node/libp2p.key`
-and `keys/<name>`. A key with its own passphrase keeps it.
+A header has the file's form, a salt, a nonce and the length of the rest. The rest is encrypted with
+AES-256-GCM (NIST SP 800-38D), which authenticates the header, too. scrypt (RFC 7914) derives the encryption
+key from a passphrase. The rest is a map in MessagePack from places, which are relative paths, to the content
+of key files. Places are `node/identity.pem`, `node/libp2p.key` and `keys/<name>`. A key file that has its own
+passphrase keeps it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MAX_BACKUP = 1 << 24
 """Maximum size of a backup, in bytes: enough for 40,000 keys."""
 
 MAX_KEY = 4_096
-"""Maximum size of a key file, in bytes. An encrypted one has 300, an RSA key of 4,096 bits 2,400."""
+"""Maximum size of a key file, in bytes. An encrypted Ed25519 key has 300 bytes, an RSA key of 4,096 bits has
+2,400 bytes."""
 
 _FORM = b"sfnode keys 1\n"
 """First bytes of a backup, with the version of its format."""
@@ -40,23 +42,23 @@ _HEAD = struct.Struct(f">{len(_FORM)}s16s12sI")
 """Layout of the header: form, salt, nonce, and the length of the rest in bytes."""
 
 _TAG = 16
-"""Bytes of the authentication tag at the end."""
+"""Length, in bytes, of the authentication tag at the end."""
 
 _SCRYPT = {"length": 32, "n": 1 << 17, "r": 8, "p": 1}
-"""Parameters of scrypt. A guess of a passphrase costs 128 MiB and a third of a second, as OWASP recommends.
-The parameters belong to the format, so no file can ask for more."""
+"""Parameters of scrypt. As OWASP recommends, each guess of a passphrase takes 128 MiB of memory; it takes a
+third of a second. The parameters are fixed by the format, so no file can make a reader use more memory."""
 
 _PLACE = re.compile(r"node/(identity\.pem|libp2p\.key)|keys/\w[\w .-]*")
-"""Pattern of the places of keys. None leads out of its folder."""
+"""Pattern of the places of keys. No such place leads out of its folder."""
 
 _ORGANISER = re.compile(r"keys/([0-9a-f]{64})")
 
 
 def collected(folder: Path, keys_dir: Path) -> dict[str, bytes]:
-    """Return the content of each key file of a data folder's node, and of each one in `keys_dir`, keyed by
-    its place in a backup (such as `keys/<name>`).
+    """Return the content of each key file of a data folder's node, and of each key file in `keys_dir`, keyed
+    by its place in a backup (such as `keys/<name>`).
 
-    Raises UserError KEY_NOT_FOUND if there is none, KEY_EXPOSED, DATA_DIR_UNUSABLE.
+    Raises UserError KEY_NOT_FOUND if there is no key, KEY_EXPOSED, DATA_DIR_UNUSABLE.
     """
     with disk_faults(keys_dir):
         names = sorted(os.listdir(keys_dir)) if keys_dir.exists() else []
@@ -82,7 +84,7 @@ def write(path: Path, files: dict[str, bytes], passphrase: bytes) -> None:
 def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
     """Return the content of each key file in a backup, keyed by its place (such as `node/identity.pem`).
 
-    Raises UserError BACKUP_UNUSABLE, WRONG_PASSPHRASE (also without a passphrase).
+    Raises UserError BACKUP_UNUSABLE, and WRONG_PASSPHRASE, also if `passphrase` is None.
     """
     head, rest = _halves(path)
     if not passphrase:
@@ -97,9 +99,9 @@ def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
 
 def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
     """Write key files, keyed by place, to their places, and mark organisers' keys as restored. Return the
-    places that were empty.
+    places to which a file was written, which had none before.
 
-    Raises UserError BAD_OPTION, before anything is written, if another key is in one of the places,
+    Raises UserError BAD_OPTION, before anything is written, if another key is at one of the places,
     DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL.
     """
     paths = {place: _path(place, folder, keys_dir) for place in files}
@@ -113,8 +115,8 @@ def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
 
 
 def public(data: bytes) -> str | None:
-    """Return the public half of the Ed25519 key in a file, in hex; empty if it is encrypted; None if the file
-    has no such key."""
+    """Return the public half, in hex, of the Ed25519 key in the bytes of a key file; the empty string if the
+    key is encrypted; None if there is no Ed25519 key."""
     try:
         return Identity.decoded(data).public.hex()
     except WrongPassphraseError:
@@ -143,7 +145,7 @@ def _path(place: str, folder: Path, keys_dir: Path) -> Path:
 
 
 def _key_file(place: str, path: Path) -> bytes:
-    """Return the content of a key file; empty if there is none. Raises UserError KEY_EXPOSED,
+    """Return the content of a key file; empty if there is no key file. Raises UserError KEY_EXPOSED,
     DATA_DIR_UNUSABLE."""
     with disk_faults(path):
         if not path.is_file():
@@ -162,7 +164,8 @@ def _is_key(place: str, data: bytes) -> bool:
 
 
 def _is_there(path: Path, data: bytes) -> bool:
-    """Return whether this key is at its place. Raises UserError BAD_OPTION if another key is."""
+    """Return whether the key in `data` is in the file `path` already. Raises UserError BAD_OPTION if another
+    key is there."""
     with disk_faults(path):
         if not path.exists():
             return False
@@ -177,7 +180,8 @@ def _is_there(path: Path, data: bytes) -> bool:
 
 
 def _put(place: str, path: Path, data: bytes) -> None:
-    """Write a key file, after its mark: a crash in between leaves no unmarked key."""
+    """Write a key file. The mark of a restored key is written before the key, so that a crash leaves no
+    unmarked key."""
     with disk_faults(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if run := _ORGANISER.fullmatch(place):
@@ -190,7 +194,8 @@ def _cipher(passphrase: bytes, salt: bytes) -> AESGCM:
 
 
 def _checked(path: Path, content: bytes) -> dict[str, bytes]:
-    """Return the checked content of a backup. Somebody else may have made it, and told its passphrase."""
+    """Return the decoded and checked content of a backup. It is not trusted: somebody else may have made the
+    backup and disclosed its passphrase."""
     with suppress(ValueError):
         files = msgpack.unpackb(content)
         if isinstance(files, dict) and all(_fits(*item) for item in files.items()):

@@ -1,11 +1,12 @@
-"""The feeds as the log knows them without reading a row: their states, their cuts, their last segments.
+"""The log's knowledge of feeds without reading a row: their states, their cuts, their last segments.
 
-Kept in memory, and safe in any thread: only the one writer changes it, after a commit. Knows neither SQLite
-nor files.
+It is kept in memory, and any thread may read it: only the one writer changes it, after a commit. This module
+knows neither SQLite nor files.
 
 The last segments of every feed are kept for reads right after an append: flooding sends each segment as soon
-as it is logged. Those reads happen on the event loop while the next append is in progress. Through SQLite the
-slowest hundredth of them would take five to twenty times as long (measured: 0.3 to 1.3 ms).
+as it is logged. These reads happen on the event loop while the next append is in progress. Through SQLite,
+the slowest hundredth of these reads would take 0.3 to 1.3 ms (measured), five to twenty times as long as from
+memory.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ class Tail(NamedTuple):
 
     feed: Feed
     next: int
-    """First step that is not in the log, or does not count."""
+    """First step that is not in the log or, in a cut feed, does not count."""
     chain: bytes
     """Chain head before that step, 32 bytes."""
     epoch: int
-    """Epoch of the last update."""
+    """Epoch of the last update before that step."""
 
 
 class StoredFeed(NamedTuple):
-    """The part of a feed that is kept in memory. It is replaced, never changed, and only after a commit."""
+    """The state of a feed that is kept in memory. It is never changed, but replaced after a commit."""
 
     number: int
     """The feed's id in the log's tables."""
     key: int
     """The feed key (SPEC R4)."""
     base: Base
-    """Beginning of its rows: step 0, or a later step if a checkpoint stands for the earlier ones."""
+    """Beginning of the feed's rows: step 0, or a later step if a checkpoint stands for the earlier steps."""
     tail: Tail
     loose: int
     """Number of small rows since the feed was last packed."""
@@ -55,7 +56,7 @@ class StoredFeed(NamedTuple):
 
 
 def beginning(run_id: bytes, feed: Feed) -> Base:
-    """Return the base of a feed that is stored from its first step on: step 0."""
+    """Return the base, at step 0, of a feed that is stored from its first step on."""
     return Base(feed, 0, genesis(run_id, feed), 0, 0)
 
 
@@ -97,23 +98,23 @@ def check_epochs(parts: Sequence[EpochScalars]) -> None:
 
 
 SEGMENTS_PER_FEED = 32
-"""Maximum segments of a feed in memory. A link that is further behind reads from SQLite, in a fraction of a
-millisecond."""
+"""Maximum number of a feed's segments in memory. For a link that is further behind, they are read from
+SQLite, in a fraction of a millisecond."""
 
 MAX_SCALARS = 131_072
-"""Maximum scalars in the whole cache: about 5 MB."""
+"""Maximum number of scalars in the whole cache, which take about 5 MB."""
 
 
 class SegmentCache:
-    """The last segments of every feed, within bounds. The feeds that were silent the longest are dropped
-    first."""
+    """The last segments of every feed, bounded in number. Segments of the feeds without additions for the
+    longest time are dropped first."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[Feed, deque[Segment]] = OrderedDict()
         self._size = 0
 
     def add(self, feed: Feed, segment: Segment) -> None:
-        """Keep `segment`. If it does not continue the kept segments of `feed`, these are dropped first."""
+        """Keep `segment`. If it does not continue the kept segments of `feed`, drop those first."""
         tail = self._tails.setdefault(feed, deque())
         if tail and segment.first != tail[-1].stop:
             self._size -= sum(size_of(segment.parts) for segment in tail)
@@ -134,7 +135,7 @@ class SegmentCache:
         if tail is None or tail[0].first > first:
             return []
         found: deque[Segment] = deque()
-        for segment in reversed(tail):  # reads are nearly always of the end
+        for segment in reversed(tail):  # nearly all reads are near the end
             if segment.stop <= first:
                 break
             found.appendleft(segment)
@@ -142,15 +143,15 @@ class SegmentCache:
 
 
 class KnownFeeds:
-    """The feeds of one log."""
+    """The states, cuts and last segments of the feeds of one log."""
 
     def __init__(
         self, run_id: bytes, states: Mapping[Feed, StoredFeed] | None = None, cuts: Sequence[CutRecord] = ()
     ) -> None:
         self._run_id = run_id
         self._lock = Lock()
-        """Guards states, cuts and recent segments; never held during input or output. The writer reads states
-        without it."""
+        """Guards states, cuts and recent segments; never held during input or output. The writer, which alone
+        changes states, reads them without the lock."""
         self._states = dict(states or {})
         self._cuts = {cut.feed: cut for cut in cuts}
         self._recent = SegmentCache()
@@ -184,13 +185,13 @@ class KnownFeeds:
             return dict(self._cuts)
 
     def both(self) -> tuple[list[StoredFeed], dict[Feed, CutRecord]]:
-        """Return states and cuts of the same moment."""
+        """Return the states of all feeds and the cuts, both as of the same commit."""
         with self._lock:
             return list(self._states.values()), dict(self._cuts)
 
     def recent(self, feed: Feed, first: int) -> tuple[StoredFeed | None, list[Segment]]:
-        """Return a feed's state, None if the feed is unknown, and its segments from the one with step `first`
-        to the last. There are no segments if step `first` is not in memory."""
+        """Return a feed's state (None if the feed is unknown), and its segments from the one with step
+        `first` to the last (an empty list if step `first` is not in memory)."""
         with self._lock:
             return self._states.get(feed), self._recent.since(feed, first)
 
@@ -201,7 +202,7 @@ class KnownFeeds:
     ) -> dict[Feed, StoredFeed]:
         """Return the states of the feeds after `records` and `cuts`, without changing anything.
 
-        Raises LocalProtocolError unless every record continues its feed, as `continued`.
+        Raises LocalProtocolError as `continued` unless every record continues its feed.
         """
         moved: dict[Feed, StoredFeed] = {}
         following = len(self._states) + 1
@@ -216,7 +217,7 @@ class KnownFeeds:
     def adopt(
         self, moved: Mapping[Feed, StoredFeed], records: Sequence[Record], cuts: Sequence[CutRecord]
     ) -> None:
-        """Take over states, segments and cuts that were written."""
+        """Take over the states, segments and cuts that were written to the log."""
         with self._lock:
             self._states.update(moved)
             for record in records:
@@ -224,6 +225,6 @@ class KnownFeeds:
             self._cuts.update((cut.feed, cut) for cut in cuts)
 
     def begin_at(self, states: Mapping[Feed, StoredFeed]) -> None:
-        """Set all states, and forget the segments: some of their steps may be gone."""
+        """Replace all states, and drop all kept segments, as some of their steps may be gone."""
         with self._lock:
             self._states, self._recent = dict(states), SegmentCache()

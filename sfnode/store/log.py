@@ -1,20 +1,22 @@
-"""The update log: every segment that this node has admitted, durable, in SQLite.
+"""The update log: stores every segment that this node has admitted durably in SQLite.
 
-An `append` that has returned survives a power cut; one that has not leaves no trace. The rest of the node
-relies on nothing else when it sends or applies an update. The log checks that feeds stay contiguous. It does
-not verify signatures or chains (the machine did, and `sfnode verify` does again), and does not know which
-feed is our own.
+What an `append` has written survives a power cut once it has returned; an `append` that has not returned
+leaves no trace. Only on this does the rest of the node rely when it sends or applies an update. The log
+checks that feeds stay contiguous. It does not verify signatures or chains (the machine verified them, and
+`sfnode verify` does it again), and does not know which feed is our own.
 
-Threads: `append`, `rebase` and `set_meta` may run in an executor and take turns. Any other thread may read
-meanwhile and never waits for a commit: SQLite's WAL shows readers the last committed state, and reads have
+Threads: `append`, `rebase` and `set_meta` may run in an executor, one at a time. Meanwhile any other thread
+may read and never waits for a commit: SQLite's WAL shows readers the last committed state, and reads have
 their own connection.
 
-Signatures inside long runs of small segments are dropped: the last one vouches for all (SPEC S6). Rows are
-packed in the transaction that appends, so that the log of a slow feed is hardly larger than its scalars.
+Small consecutive segments are packed into one row without the inner signatures: the last signature vouches
+for all updates before it (SPEC S6). Rows are packed in the transaction that appends, so that the log of a
+slow feed is hardly larger than the feed's scalars.
 
-In an organised run the organiser chooses between two histories of a feed. The log keeps one: a segment that
-begins before the end of the feed replaces everything from there on. A checkpoint may stand for the first
-steps of feeds. These then begin at a base, and the log has nothing before it.
+In an organised run the organiser chooses between two histories of a feed. The log keeps one of them: a
+segment that begins before the end of the feed replaces all stored steps from its first one on. A checkpoint
+may stand for the first steps of feeds. Such a feed begins at a base, and the log has none of its steps before
+the base.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
 __all__ = ["CardRecord", "CutRecord", "Record", "Tail", "UpdateLog"]
 
 LOOSE_ROWS = 64
-"""Number of small rows after which a feed is packed. 64 rows of one update take 8 KB, and packing more often
-would write every update more often."""
+"""Number of small rows after which the rows of a feed are packed. 64 rows of one update each take 8 KB.
+Packing more often would write every update more often."""
 
 
 S = TypeVar("S", bound=Span)
@@ -75,17 +77,17 @@ class UpdateLog:
         self._reader, self._reading = connection, Lock()
         self._known = KnownFeeds(run_id)
         self._named = tables.Named()
-        """Numbers of steps that closes have listed. They are brought up to date only while a feed is cut,
+        """Number of steps of each feed that closes have listed. Brought up to date only if a feed is cut,
         under the lock of the reads."""
 
     @classmethod
     def open(cls, path: Path, run_id: bytes | None = None, *, read_only: bool = False) -> UpdateLog:
         """Open the log of run `run_id` (32 bytes), creating it if there is none.
 
-        With `read_only` the log must exist, and may be of any run unless `run_id` is given. It is seen as it
-        is now, even while its node writes, and nothing in it is changed, locked or upgraded. Raises
-        UserError: WRONG_RUN, LOG_CORRUPT, DISK_FULL, DATA_DIR_UNUSABLE (also for a log of a newer sfnode),
-        DATA_DIR_IN_USE.
+        With `read_only` the log must exist, and may belong to any run unless `run_id` is given. Its present
+        state is read, even while its node writes, and nothing in the file is changed, locked or upgraded.
+        Raises UserError: WRONG_RUN, LOG_CORRUPT, DISK_FULL, DATA_DIR_UNUSABLE (also for a log of a newer
+        sfnode), DATA_DIR_IN_USE.
         """
         if read_only and not path.exists():
             raise unusable(path, "there is no update log")
@@ -120,7 +122,7 @@ class UpdateLog:
             last = decode(feed, state.key, first, body)
             states[feed] = state._replace(tail=known_feeds.tail_after(last))
         for number, *known in self._reader.execute("SELECT id, origin, incarnation FROM feed ORDER BY id"):
-            feed = Feed(*known)  # even without rows, because its number is taken
+            feed = Feed(*known)  # also feeds without rows, because their numbers are taken
             states.setdefault(feed, known_feeds.unknown(self._run_id, feed, number))
         cuts = tables.cuts(self._reader)
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
@@ -139,7 +141,7 @@ class UpdateLog:
 
     @property
     def run_id(self) -> bytes:
-        """The run whose updates these are, 32 bytes."""
+        """The id of the log's run, 32 bytes."""
         return self._run_id
 
     # -- writing -------------------------------------------------------------------------------------
@@ -155,13 +157,14 @@ class UpdateLog:
         statement: bytes = b"",
         replacing: bool = False,
     ) -> None:
-        """Append all of these in one transaction, durably; on an error, none of them.
+        """Append all arguments in one transaction, durably; on an error, append none of them.
 
-        A cut or a card replaces an earlier one of the same feed, and decisions replace those from their first
-        position on. `authority` are encoded Successions and ControlForks, `statement` our own as a stand-in.
-        With `replacing`, a record may begin before the end of its feed and replaces the rows from there on;
-        nobody may still need those. Raises LocalProtocolError if a record does not continue its feed,
-        UserError DISK_FULL if there is no room. After either the log is unchanged and usable.
+        A cut or a card replaces an earlier one of the same feed, and decisions replace all stored decisions
+        from their first position on. `authority` are encoded Successions and ControlForks; `statement` is our
+        own encoded Statement as a stand-in. With `replacing`, a record may begin before the end of its feed
+        and replaces the stored steps from its first one on; nobody may still need the replaced steps. Raises
+        LocalProtocolError if a record does not continue its feed, UserError DISK_FULL if there is no room.
+        After either error the log is unchanged and usable.
         """
         if not (records or cuts or cards or control or authority or statement):
             return
@@ -182,12 +185,12 @@ class UpdateLog:
                 self._named.forget(control)
 
     def rebase(self, bases: Iterable[Base]) -> None:
-        """Begin these feeds at these bases, and all others at genesis, in one transaction.
+        """Make the feeds of `bases` begin at these bases, and all other feeds at genesis, in one transaction.
 
-        Rows after the bases stay, and all others are removed. A feed with another history at its base loses
-        all rows, and so does one that had a base and has none now. Reads that began before may still see
-        removed rows; nobody else may need them. The file is shrunk if that is worth the time. Raises
-        UserError DISK_FULL, and leaves the log unchanged.
+        Rows after the bases are kept, and rows before them removed. If a feed has another history at its
+        base, or had a base and has none now, all its rows are removed. Reads that began before may still see
+        removed rows; nobody else may need them. The file is shrunk if that is worth the time. If it raises
+        UserError DISK_FULL, the log is unchanged.
         """
         wanted = {base.feed: base for base in bases}
         with self._writing:
@@ -202,11 +205,11 @@ class UpdateLog:
                         base = wanted.get(feed) or known_feeds.beginning(self._run_id, feed)
                         states[feed] = rows.rebase(db, self._run_id, state, base)
                     tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
-                    self._known.begin_at(states)  # before the commit: then a read that misses a row knows why
+                    self._known.begin_at(states)  # before the commit, for reads that miss a row
             except BaseException:
                 self._known.begin_at(before)
                 raise
-            with suppress(sqlite3.Error):  # without room for it free pages are simply reused
+            with suppress(sqlite3.Error):  # without room to shrink, free pages are reused
                 tables.shrink(self._writer)
 
     def set_meta(self, key: str, value: bytes) -> None:
@@ -251,15 +254,16 @@ class UpdateLog:
         return sorted(self.unsorted_tails())
 
     def unsorted_tails(self) -> list[Tail]:
-        """Return `tails` in no order, for frequent use: sorting many would block all threads."""
+        """Return the tails in no particular order. For frequent use, as sorting many tails would block all
+        threads."""
         states, cuts = self._known.both()
         named = self._named_of(cuts)
         tails = (self._run_state(state.tail, cuts.get(state.feed), named) for state in states)
         return [tail for tail in tails if tail.next]
 
     def _named_of(self, cuts: Iterable[Feed]) -> dict[Feed, int]:
-        """Return the number of steps that closes have listed of each of these feeds. No cut takes any of them
-        away (SPEC O7)."""
+        """Return, for each of the feeds in `cuts`, the number of steps that closes have listed. No cut
+        removes listed steps (SPEC O7)."""
         if not cuts:
             return {}
         with self._reading, disk_faults(self.path):
@@ -276,7 +280,7 @@ class UpdateLog:
 
     def base(self, feed: Feed) -> Base:
         """Return the base of a feed, at which its rows begin: step 0, or a later step if a checkpoint stands
-        for the earlier ones."""
+        for the earlier steps."""
         return self._known.state(feed).base
 
     def bases(self) -> dict[Feed, Base]:
@@ -294,12 +298,12 @@ class UpdateLog:
         return sorted(cut for cut in self._known.cuts().values() if cut.proof)
 
     def evicted(self) -> list[Feed]:
-        """Return the feeds that have made room for others, in order."""
+        """Return the feeds that have made room for other feeds (SPEC S8), in the order of feeds."""
         return sorted(feed for feed, cut in self._known.cuts().items() if not cut.proof)
 
     def proof(self, feed: Feed) -> bytes | None:
-        """Return the encoded proof for the cut of `feed`; None if it is not cut, empty if it made room for
-        others."""
+        """Return the encoded proof for the cut of `feed`; None if the feed is not cut, empty if it has made
+        room for another feed (SPEC S8)."""
         cut = self._known.cut(feed)
         return cut.proof if cut else None
 
@@ -309,15 +313,16 @@ class UpdateLog:
             return tables.cards(self._reader)
 
     def ends(self) -> list[Tail]:
-        """Return the ends of all feeds with stored updates, including those after cuts, in the order of
-        feeds. Feeds that have made room for others are left out."""
+        """Return the ends of all feeds with stored updates, in the order of feeds. Updates after a cut are
+        included; feeds that have made room for other feeds are not."""
         states, cuts = self._known.both()
         gone = {feed for feed, cut in cuts.items() if not cut.proof}
         return sorted(state.tail for state in states if state.tail.next and state.tail.feed not in gone)
 
     def arrivals(self) -> list[int | None]:
-        """Return the times at which the decisions arrived, in order, in seconds since 1970. Earlier versions
-        did not record them: the list may be shorter than the decisions, or have None."""
+        """Return the times at which the decisions arrived, in seconds since 1970, in the order of the
+        decisions. Earlier versions of sfnode did not record these times: the list may be shorter than that of
+        the decisions, or contain None."""
         with self._reading, disk_faults(self.path):
             return tables.arrivals(self._reader)
 
@@ -328,7 +333,7 @@ class UpdateLog:
             return tables.arrival(self._reader, position)
 
     def control(self, first: int = 0) -> list[Entry]:
-        """Return the decisions of the control feed from position `first` on, in order."""
+        """Return the decisions of the control feed from position `first` on, in order of position."""
         with self._reading, disk_faults(self.path):
             return tables.control(self._reader, first)
 
@@ -345,7 +350,7 @@ class UpdateLog:
         """Return the size of the log on disk in bytes."""
         with disk_faults(self.path):
             size = self.path.stat().st_size
-            with suppress(FileNotFoundError):  # it is removed with the log's last connection
+            with suppress(FileNotFoundError):  # SQLite removes the file with the log's last connection
                 size += self.path.with_name(self.path.name + "-wal").stat().st_size
             return size
 
@@ -356,12 +361,13 @@ class UpdateLog:
         return None if row is None else bytes(row[0])
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
-        """Return the updates of `feed` from step `first` on as one segment that ends where a stored one ends.
+        """Return the updates of `feed` from step `first` on as one segment that ends where a stored segment
+        ends.
 
-        It has at most `max_updates` updates, unless the next signature comes later. It then ends there,
-        because it can end nowhere else (SPEC S6). If the end of the feed has replaced another history, the
-        segment may be too long for a message. None if the log has nothing from `first` on, or if the feed's
-        rows begin later.
+        The segment has at most `max_updates` updates, unless the next signature comes later. Then it ends at
+        that signature, because a segment must end at one (SPEC S6). If the end of the feed has replaced
+        another history, the segment may be too long for a message. Return None if the log has no updates from
+        `first` on, or if the feed's rows begin after `first`.
         """
         _, recent = self._known.recent(feed, first)
         if recent:
@@ -376,10 +382,12 @@ class UpdateLog:
         return self._read(feed, stored)
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
-        """Return the chain head before `step` of `feed`, and the updates from there to the next signature.
+        """Return the chain head before `step` of `feed`, and a segment with the updates from `step` to the
+        next signature.
 
-        Includes updates after a cut. At the end of the log the segment has the last signature and no updates.
-        Beyond the end, and before a base, the chain head is empty, and the segment has neither.
+        Updates after a cut are included. If `step` is the end of the feed, the segment has the last signature
+        and no updates. If `step` is beyond the end or before the base, the chain head is empty, and the
+        segment has no updates and no signature.
         """
 
         def stored(state: StoredFeed) -> tuple[bytes, Segment]:
@@ -393,8 +401,8 @@ class UpdateLog:
         """Return the epoch of the update before `step` of `feed`, and the number of updates before `step` in
         that epoch.
 
-        (0, 0) for step 0. Raises UserError LOG_CORRUPT if the log ends before `step`, CHECKPOINT_UNUSABLE if
-        the feed's rows begin after it.
+        Return (0, 0) for step 0. Raises UserError LOG_CORRUPT if the log ends before `step`,
+        CHECKPOINT_UNUSABLE if the feed's rows begin after `step`.
         """
         if not step:
             return 0, 0
@@ -410,7 +418,7 @@ class UpdateLog:
         return self._read(feed, stored)
 
     def _read(self, feed: Feed, read: Callable[[StoredFeed], T]) -> T:
-        """Return the result of `read` for a feed. It is called again if rows were removed meanwhile."""
+        """Return the result of `read` for a feed. Call `read` again if rows were removed meanwhile."""
         while True:
             state = self._known.state(feed)
             with self._reading, disk_faults(self.path):
@@ -427,9 +435,9 @@ class UpdateLog:
         """Yield each stored segment that holds steps of these spans, together with the span. Segments after a
         cut are included.
 
-        For long reads: segments that are not in memory come through a separate connection, so that no `read`
-        waits. Raises UserError LOG_CORRUPT if steps are missing, CHECKPOINT_UNUSABLE if a feed's rows begin
-        after a span's first step.
+        For long reads: segments that are not in memory are read through a separate connection, so that `read`
+        never waits for them. Raises UserError LOG_CORRUPT if steps are missing, CHECKPOINT_UNUSABLE if a
+        feed's rows begin after a span's first step.
         """
         with disk_faults(self.path), ExitStack() as stack:
             db: sqlite3.Connection | None = None
@@ -461,7 +469,7 @@ class UpdateLog:
                     yield record
 
     def columns(self) -> Columns:
-        """Read all updates that count as numpy columns, for programs that study a run. Raises UserError
+        """Return all updates that count as numpy columns, for programs that study a run. Raises UserError
         LOG_CORRUPT."""
         from sfnode.store.columns import columns_of
 

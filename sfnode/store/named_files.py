@@ -1,8 +1,8 @@
-"""The files of this machine that a node's owner has named, remembered in its data folder.
+"""The files of this machine that a node's owner has named, remembered in the node's data folder.
 
-A manifest comes from others and names no path on this machine. Nothing else therefore says where a private
-table, a base model or a file of the run's data is. A name on a command line holds for later starts and
-commands of the same folder, until another one replaces it.
+A manifest comes from others and names no path on this machine. So only the owner can tell where a private
+table, a base model or a file of the run's data is. A path given on a command line is used by later starts and
+commands of the same folder, until another path replaces it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sfnode.tasks.public_files import Places
 
 
 class NamedFiles(BaseModel):
-    """Absolute paths of files and folders, and plug-ins. `train` is the run's own training data, `data` the
-    data of this node alone."""
+    """The named files and folders, as absolute paths, and the allowed plug-ins. `train` is a file of the
+    run's shared training data, `data` the private data of this node."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -36,7 +36,7 @@ class NamedFiles(BaseModel):
 
     @classmethod
     def read(cls, layout: Layout) -> Self:
-        """Return the names that a data folder remembers. Raises UserError DATA_DIR_UNUSABLE."""
+        """Return the files that a data folder remembers. Raises UserError DATA_DIR_UNUSABLE."""
         try:
             return cls.model_validate_json(layout.named.read_bytes())
         except FileNotFoundError:
@@ -49,13 +49,13 @@ class NamedFiles(BaseModel):
             ) from error
 
     def keep(self, layout: Layout) -> None:
-        """Remember these names in a data folder. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
+        """Remember these files in a data folder. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
         if self != NamedFiles.read(layout):
             with disk_faults(layout.path):
                 write_whole(layout.named, self.model_dump_json(indent=2).encode())
 
     def and_of(self, settings: Settings) -> NamedFiles:
-        """Return a copy in which the names on a command line replace these."""
+        """Return a copy in which the files given in `settings` replace those of this object."""
         said = {name: getattr(settings, name) for name in NamedFiles.model_fields if name != "train"}
         return self.model_copy(
             update={
@@ -66,8 +66,8 @@ class NamedFiles(BaseModel):
         )
 
     def and_beside(self, manifest: Manifest, folder: Path) -> NamedFiles:
-        """Return a copy with the files that a manifest names and that lie in `folder`, the manifest's own.
-        This machine's owner has given the manifest."""
+        """Return a copy with those files that a manifest names and that are in `folder`, the folder of the
+        manifest file. This machine's owner must have given the manifest."""
         found = dict(public_files.beside(manifest.data, folder).named)
         model = public_files.inside(folder, manifest.model.source) if not self.model else None
         return self.model_copy(update=found | ({"model": model} if model and model.is_dir() else {}))
@@ -77,19 +77,19 @@ class NamedFiles(BaseModel):
         return settings.model_copy(update=self.model_dump(exclude={"train"}))
 
     def places(self, layout: Layout) -> Places:
-        """Return the places where the run's data may be: the data folder, and these files."""
+        """Return the places in which to look for the run's data: the data folder, and these files."""
         named = {role: file for role in public_files.ROLES if (file := getattr(self, role))}
         return Places((layout.data,), named)
 
 
 def places_of(layout: Layout) -> Places:
-    """Return the places where the run's data may be: the data folder, and the files that its owner has named.
-    Raises as `NamedFiles.read`."""
+    """Return the places in which to look for the run's data: the data folder, and the files that its owner
+    has named. Raises as `NamedFiles.read`."""
     return NamedFiles.read(layout).places(layout)
 
 
 def model_of(layout: Layout, given: Path | None) -> Path | None:
-    """Return the folder of a run's base model: the one `given` now, named before, or downloaded. None if
-    there is none. Raises as `NamedFiles.read`."""
+    """Return the folder of a run's base model: the folder `given` now, else the one named before, else the
+    downloaded one; None if there is none of these. Raises as `NamedFiles.read`."""
     downloaded = layout.model if layout.model.is_dir() else None
     return given or NamedFiles.read(layout).model or downloaded

@@ -1,7 +1,7 @@
-"""Updates of the log in the form for an engine: as columns, in large batches.
+"""Reads updates of the log in the form that an engine takes: as columns, in large batches.
 
-An engine knows which steps of every feed are in its cores, with their factors. Updates whose factor differs
-now are read from the log. Callers therefore only tell an engine which updates count.
+An engine knows which steps of every feed are in its cores, and with which factors. Only updates whose factor
+has changed are read from the log. So it suffices to tell an engine which updates count.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 
 BATCH_UPDATES = 65_536
-"""Limit of a batch's scalars, after which it ends with the current segment. A batch takes 1.5 MB, and is
-large enough for vectorised sums."""
+"""Number of scalars after which a batch ends, with the current segment. A batch takes 1.5 MB, and is large
+enough for vectorised sums."""
 
 
 class WeightedScalars(NamedTuple):
-    """Values of consecutive updates, which are added to one core with one weight."""
+    """Scalars of consecutive updates, which are added to one core with one weight."""
 
     subspace: int
     weight: int
@@ -68,7 +68,7 @@ def batch_of(pieces: Sequence[UpdatePiece]) -> UpdateBatch:
 
 
 def _seeds(pieces: Sequence[UpdatePiece], counts: list[int]) -> U64:
-    """Return the seeds of all updates (SPEC R5); as `seeds.update_seeds`, for many feeds at once."""
+    """Return the seeds of all updates (SPEC R5), as `seeds.update_seeds` does, but for many feeds at once."""
     starts = np.cumsum([0, *counts])  # begin of each piece in the columns
     begin = np.array([piece.first + 1 for piece in pieces], np.uint64) - starts[:-1].astype(np.uint64)
     counters = np.repeat(begin, counts) + np.arange(starts[-1], dtype=np.uint64)  # step + 1, modulo 2**64
@@ -77,9 +77,10 @@ def _seeds(pieces: Sequence[UpdatePiece], counts: list[int]) -> U64:
 
 
 def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
-    """Return the frontier of the log, by its decisions.
+    """Return the frontier of the log, with the run state after its decisions.
 
-    The machine finds out at its start which of two histories an organiser has chosen (SPEC O7).
+    The result does not reflect which of two histories an organiser has chosen: the machine finds out at its
+    start (SPEC O7).
     """
     frontier = Frontier(run)
     if run.organised:
@@ -114,7 +115,8 @@ def remembered_checkpoint(update_log: UpdateLog) -> Checkpoint | None:
 
 
 def state_digest(manifest: Manifest, frontier: Frontier) -> bytes:
-    """Return the state digest of a run. In version 1 it is a hash of all records in order (SPEC M6)."""
+    """Return the state digest of a run. In protocol version 1 it is a hash of all feed records in order (SPEC
+    M6)."""
     if manifest.protocol > 1:
         return frontier.digest()
     records = b"".join(state.record() for state in frontier)
@@ -133,7 +135,7 @@ def kept_control(update_log: UpdateLog) -> Kept:
 
 @contextmanager
 def sound_control(update_log: UpdateLog) -> Iterator[None]:
-    """Raise UserError LOG_CORRUPT if the block finds a record of the control feed that nobody has signed."""
+    """Raise UserError LOG_CORRUPT if statements in the block find an invalid record in the control feed."""
     with disk_faults(update_log.path):
         try:
             yield
@@ -142,7 +144,7 @@ def sound_control(update_log: UpdateLog) -> Iterator[None]:
 
 
 def run_state_of(run: RunParameters, entries: Iterable[Entry]) -> RunState:
-    """Return the run state after these decisions, which the machine has verified."""
+    """Return the run state after the decisions `entries`, which the machine has verified."""
     run_state = RunState.of(run)
     for entry in entries:
         run_state.apply(decisions.read(entry.record))
@@ -160,14 +162,14 @@ class _Change(NamedTuple):
     now: Counted
 
     def weight(self, label: int, values: Values) -> int:
-        """Return the change of the weight of updates with this label. In a first-order run it is that of one
-        update with these values."""
+        """Return the change of the weight of updates with this label. In a first-order run the weight also
+        depends on an update's `values`."""
         new = self.now.weight(label, self.difference.now, values)
         return new - self.before.weight(label, self.difference.before, values)
 
     def weighted(self, told: Iterable[EpochScalars]) -> Iterator[tuple[int, int, tuple[Values, ...]]]:
-        """Yield label, change of weight and values of consecutive updates with one label. In a first-order
-        run each update comes alone, because a zero update has no weight (SPEC U11)."""
+        """Yield label, change of weight and scalars of consecutive updates with one label. In a first-order
+        run each update is yielded alone, because the weight of a zero update is 0 (SPEC U11)."""
         for label, scalars in told:
             each = [scalars] if isinstance(scalars[0], int) else [(values,) for values in scalars]
             yield from ((label, self.weight(label, some[0]), some) for some in each)
@@ -179,12 +181,13 @@ def changes(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int] = int,
 ) -> Iterator[UpdateBatch]:
-    """Yield the changes that take cores from `applied` to `wanted` updates of each feed.
+    """Yield the batches that change cores from the sums of the `applied` updates to those of the `wanted`
+    updates.
 
-    Every update comes with its scalar times the difference of its two weights, and belongs to the core of its
-    subspace. Updates whose weight stays are not read. Feeds missing in `wanted` stay as they are. A batch has
-    at most BATCH_UPDATES, plus one segment. Raises UserError LOG_CORRUPT, also if the log ends before
-    `wanted`.
+    Each update in a batch has its scalar times the change of its weight, and belongs to the core of its
+    subspace. Updates whose weight does not change are not read. Feeds missing in `wanted` are left unchanged.
+    A batch has at most BATCH_UPDATES scalars plus one segment. Raises UserError LOG_CORRUPT, also if the log
+    ends before `wanted`.
     """
     pieces: list[UpdatePiece] = []
     size = 0
@@ -209,8 +212,8 @@ def counted_anew(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int] = int,
 ) -> dict[Feed, tuple[UpdateBatch, I64]]:
-    """Return the updates whose weight differs between `before` and `wanted`, keyed by feed. They come with
-    their scalars as they were sent, and with the change of each weight, (n,). Raises as `changes` does."""
+    """Return the updates whose weight differs between `before` and `wanted`, keyed by feed: a batch with the
+    scalars as they were sent, and the change of each update's weight, (n,). Raises as `changes` does."""
     pieces: dict[Feed, list[UpdatePiece]] = {}
     weights: dict[Feed, list[int]] = {}
     for change, segment in update_log.segments(_changed(before, wanted)):
@@ -236,7 +239,7 @@ class Weighed(NamedTuple):
 
 
 def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[Weighed]:
-    """Yield the updates that count by `wanted`: by feed (SPEC S1), then by step.
+    """Yield the updates that count according to `wanted`, sorted by feed (SPEC S1), then by step.
 
     Updates before the checkpoint with which a log begins are left out. Raises UserError LOG_CORRUPT.
     """
@@ -255,7 +258,7 @@ def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[W
 
 
 def _within(change: _Change, segment: Segment) -> tuple[int, tuple[EpochScalars, ...]]:
-    """Return the first step of a segment whose weight changes, and the scalars of all such steps."""
+    """Return the first step of `segment` that belongs to `change`, and the scalars of all such steps."""
     first, stop = max(change.first, segment.first), min(change.stop, segment.stop)
     told = first_updates(segment.parts, stop - segment.first)
     return first, tuple(drop_updates(told, first - segment.first))

@@ -1,11 +1,12 @@
 """Rows of segments in the log's database: writing, packing, replacing and removing them.
 
-Functions on a connection; those that write do so within the caller's transaction. They know one feed at a
-time, and not the log's memory.
+All functions take a connection; those that write do so within the caller's transaction. They handle one feed
+at a time, and do not use the log's memory.
 
 Most rows end with a signature that vouches for the whole row. If another history has replaced a feed's end,
-the steps before it may have lost their signature. If they do not fit into one segment with the following
-steps, they are a row without one (`UNSIGNED`). Such a row is only read together with the next.
+the steps before it may have lost their signature. If these steps do not fit into one segment with the
+following steps, they are stored as a row without a signature (`UNSIGNED`). Such a row is only read together
+with the next row.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ _LAST = """SELECT f.id, f.origin, f.incarnation, s.first, s.body FROM feed f CRO
     ON s.feed = f.id AND s.first = (SELECT max(first) FROM segment WHERE feed = f.id)"""
 _ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s ON s.feed = f.id
     ORDER BY f.origin, f.incarnation, s.first"""
-"""CROSS JOIN fixes the order of the loops: SQLite then walks two indexes, and neither sorts nor scans."""
+"""All rows, in the order of feeds and steps. CROSS JOIN fixes the order of the loops, so that SQLite follows
+two indexes, and neither sorts nor scans."""
 
 
 def last(db: sqlite3.Connection) -> Iterator[tuple[int, bytes, int, int, bytes]]:
-    """Return (number, origin, incarnation, first step, body) of the last row of every feed that has one."""
+    """Return (feed's number, origin, incarnation, first step, body) of the last row of every feed that has
+    rows."""
     return db.execute(_LAST)
 
 
@@ -47,7 +50,8 @@ def everything(db: sqlite3.Connection) -> Iterator[tuple[bytes, int, int, bytes]
 
 
 def since(db: sqlite3.Connection, state: StoredFeed, first: int) -> Generator[Segment, None, None]:
-    """Yield the stored segments of a feed from the one with step `first` on, read one by one."""
+    """Yield the stored segments of a feed from the segment with step `first` on, each read when it is
+    requested."""
     with closing(db.execute(_SINCE, (state.number, first))) as cursor:
         yield from _decoded(state, cursor)
 
@@ -65,11 +69,11 @@ def backwards(db: sqlite3.Connection, state: StoredFeed, step: int) -> Generator
 
 
 def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, Segment]:
-    """Return the chain head before `step`, and the updates from there to the next signature. The feed must
-    reach `step`.
+    """Return the chain head before `step`, and a segment with the updates from `step` to the next signature.
+    The feed must reach `step`.
 
-    At the feed's end there are no updates, only the last signature. There are none either if they exceed a
-    message.
+    If `step` is the feed's end, the segment has the last signature and no updates. It has neither if the
+    updates would exceed a message.
     """
     before = backwards(db, state, step + 1)
     at = next(before, None)
@@ -78,7 +82,7 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
     segment, chain, joined = at.segment, at.chain, False
     if step < segment.stop:
         ahead = next(before, None)
-        if ahead is None:  # or rows before the base will be removed next
+        if ahead is None:  # otherwise the caller removes rows before the base next
             segment = without_front(segment, max(segment.first, state.base.step))
         chain = ahead.chain if ahead else state.base.chain
         chain = extend(chain, first_updates(segment.parts, step - segment.first))
@@ -95,10 +99,11 @@ def insert(db: sqlite3.Connection, state: StoredFeed, segment: Segment, chain: b
 
 
 def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> Segment:
-    """Remove a feed's rows from the first step of `segment` on; return the segment to store from there on.
+    """Remove a feed's steps from the first step of `segment` on; return the segment to store in their place.
 
-    A row that spans this first step has earlier steps, too. They join the result, whose signature vouches for
-    all before (SPEC S6). If that would exceed a message, they become a row without a signature.
+    A row that contains this first step may have earlier steps, too. They become the beginning of the returned
+    segment, whose signature vouches for all steps before it (SPEC S6). If that segment would exceed a
+    message, they become a row without a signature.
     """
     before = next(backwards(db, state, segment.first), None)
     if before is None or before.segment.stop <= segment.first:

@@ -1,9 +1,10 @@
-"""The keys of a run's organisers, in a folder of their owner: `<run id>` and `<run id>.recovery`. `<run
-id>.restored` beside an organiser's key marks one from a backup (`key_backup`).
+"""The keys of a run's organiser and deputy, in a folder of their owner: `<run id>` and `<run id>.recovery`. A
+file `<run id>.restored` marks an organiser's key that came from a backup (`key_backup`).
 
-The files are as in `identity`, encrypted if their owner has chosen a passphrase. Which signatures count is
-decided elsewhere (SPEC O1). A key file that others can read is refused. Unlike a node's key it speaks for the
-whole run, and its owner must know before it signs anything.
+The files have the form of those of `identity`, encrypted if their owner has chosen a passphrase. Which
+signatures count is decided elsewhere (SPEC O1). A key file that others can read is refused. Unlike a node's
+key, an organiser's key decides about the whole run, and its owner must know of the exposure before the key
+signs anything.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ RECOVERY = ".recovery"
 """Ending of the name of the file with the deputy's key that `sfnode init` makes."""
 
 RESTORED = ".restored"
-"""Ending of the name of the mark beside an organiser's key from a backup."""
+"""Ending of the name of the file that marks an organiser's key from a backup."""
 
 
 class RunKeys(NamedTuple):
-    """The keys of a new organised run, in no file yet."""
+    """The keys of a new organised run, not written to files yet."""
 
     organiser: Identity
     recovery: Identity
@@ -44,7 +45,8 @@ class RunKeys(NamedTuple):
         return {"organiser": self.organiser.public.hex(), "deputies": (self.recovery.public.hex(),)}
 
     def write(self, run_id: bytes, keys_dir: Path, passphrase: bytes | None = None) -> tuple[Path, Path]:
-        """Write both keys of a run; return the files, the organiser's first. Raises as `write_key`."""
+        """Write both keys of a run; return the paths of the files, the organiser's first. Raises as
+        `write_key`."""
         files = organiser_key(run_id, keys_dir), recovery_key(run_id, keys_dir)
         for key, path in zip(self, files, strict=True):
             write_key(key, path, passphrase)
@@ -57,7 +59,7 @@ def organiser_key(run_id: bytes, keys_dir: Path) -> Path:
 
 
 def recovery_key(run_id: bytes, keys_dir: Path) -> Path:
-    """Return the path of a run's recovery key, where it stays until its owner takes it away."""
+    """Return the path of a run's recovery key. The key is there until its owner moves it to another place."""
     return keys_dir / f"{run_id.hex()}{RECOVERY}"
 
 
@@ -73,9 +75,9 @@ def write_key(key: Identity, path: Path, passphrase: bytes | None = None) -> Non
 
 
 def is_restored(run_id: bytes, keys_dir: Path) -> bool:
-    """Return whether the organiser's key of a run came from a backup. This machine may then not know all
-    signatures by the key. In a run with stand-ins it signs in no term that had begun before. Raises UserError
-    DATA_DIR_UNUSABLE."""
+    """Return whether the organiser's key of a run came from a backup. In that case this machine may not know
+    all signatures of the key. So in a run with stand-ins it signs in no term that had begun before the
+    restoration. Raises UserError DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         return path.exists()
@@ -87,8 +89,8 @@ def mark_restored(run_id: bytes, keys_dir: Path) -> None:
 
 
 def forget_restored(run_id: bytes, keys_dir: Path) -> None:
-    """Remove the mark of a restored key, once the terms that had begun are known. Raises UserError
-    DATA_DIR_UNUSABLE."""
+    """Remove the mark of a restored key. Called once the terms that had begun before are known. Raises
+    UserError DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         path.unlink(missing_ok=True)
@@ -104,8 +106,8 @@ def load_organiser_key(
 ) -> Identity:
     """Return the key with which one of `organisers` (public halves) signs the decisions of a run.
 
-    Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if a necessary one is missing),
-    WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
+    Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if a passphrase is needed and
+    missing), WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
     """
     path = organiser_key(run_id, keys_dir)
     return _load(path, "the organiser's key of this run", organisers, passphrase)
@@ -117,9 +119,9 @@ def held_organiser_key(
 ) -> Iterator[Identity]:
     """Lock the organiser's key within the block, so that no other process signs with the same file.
 
-    Two processes that sign end the key's term (SPEC O4). The lock is the kernel's, on the file itself. It
-    ends with the process in any way, holds in every container that mounts the file, and needs no right to
-    write. Copies of the file are not locked. Raises UserError KEY_IN_USE, and as `load_organiser_key`.
+    If two processes sign, the key's term ends (SPEC O4). The lock is one of the kernel, on the file itself.
+    It ends with the process in any case, is valid in every container that mounts the file, and needs no write
+    permission. Copies of the file are not locked. Raises UserError KEY_IN_USE, and as `load_organiser_key`.
     """
     key, path = load_organiser_key(run_id, organisers, keys_dir, passphrase), organiser_key(run_id, keys_dir)
     with disk_faults(path):
@@ -135,7 +137,8 @@ def held_organiser_key(
 
 
 def read_passphrase(path: Path) -> bytes:
-    """Return the first line of a file, without its end. Raises UserError BAD_OPTION if there is none."""
+    """Return the first line of a file, without the line ending. Raises UserError BAD_OPTION if the line is
+    empty or the file unreadable."""
     try:
         line = path.read_bytes().splitlines()[:1]
     except OSError as error:
@@ -151,7 +154,8 @@ def load_deputy_key(path: Path, deputies: Sequence[bytes], passphrase: bytes | N
 
 
 def _load(path: Path, what: str, holders: Collection[bytes], passphrase: bytes | None) -> Identity:
-    """Return the key in a file. Its public half must be one of `holders`; `what` names its role."""
+    """Return the key in a file. Its public half must be one of `holders`. `what` describes the key in error
+    messages."""
     with disk_faults(path):
         if not path.exists():
             raise _missing(path, what)
@@ -203,7 +207,8 @@ def _no_passphrase(path: Path, reason: str) -> UserError:
 
 
 def locked(path: Path, passphrase: bytes | None) -> UserError:
-    """Return the error for a file that this passphrase does not open, or that needs one."""
+    """Return the error for a file that `passphrase` does not decrypt, or that needs a passphrase if there is
+    none."""
     return UserError(
         Code.WRONG_PASSPHRASE,
         f"{path} is encrypted, and " + ("this is not its passphrase" if passphrase else "needs a passphrase"),

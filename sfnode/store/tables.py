@@ -2,10 +2,11 @@
 except that of segments (`rows`).
 
 Segments are stored in order of arrival with an index on (feed, step). Clustering them by feed would look more
-natural, but an append of N feeds would change N pages instead of a few, and each goes to the WAL as a whole.
+natural, but an append to N feeds would change N pages instead of a few, and each changed page is written to
+the WAL as a whole.
 
-Functions on a connection; those that write do so within the caller's transaction. Logs of older versions lack
-some of the tables, which read as empty.
+All functions take a connection; those that write do so within the caller's transaction. Logs of older
+versions lack some of the tables, and are read as if these tables were empty.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from sfprotocol.messages import Entry, Feed
 from sfprotocol.run_state import RunState
 
 APPLICATION_ID = int.from_bytes(b"sfup", "big")
-"""Marks the file as ours in its SQLite header."""
+"""Application id in the SQLite header that marks the file as an update log."""
 
 VERSION = 6
-"""Version of the tables below. A log with a higher one was written by a newer sfnode."""
+"""Version of the tables below. A log with a higher version was written by a newer sfnode."""
 
 SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL, SINCE_BASES, SINCE_ARRIVALS = 2, 3, 4, 5, 6
-"""First versions with the tables of cuts, of cards, of the control feed, of bases, and with times of
-arrival."""
+"""First versions of the log that have the tables of cuts, of cards, of the control feed, of bases, and the
+column with times of arrival."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
-"""Table of cuts: the step from which nothing of a feed counts, with the proof (SPEC E4). The proof is empty
-for a feed that has made room for another (SPEC S8)."""
+"""Table of cuts: the step from which on no update of a feed counts, with the proof (SPEC E4). The proof is
+empty for a feed that has made room for another feed (SPEC S8)."""
 
 _CARD = "CREATE TABLE card (feed INTEGER PRIMARY KEY, frame BLOB NOT NULL)"
 """Table of the cards of the feeds' origins (SPEC K1), as encoded messages."""
 
 _CONTROL = """CREATE TABLE control (
         position INTEGER PRIMARY KEY, term INTEGER NOT NULL, record BLOB NOT NULL, signature BLOB NOT NULL)"""
-"""Table of the organiser's decisions, by their position in the control feed (SPEC O3)."""
+"""Table of the organiser's decisions, keyed by their position in the control feed (SPEC O3)."""
 
 _AUTHORITY = "CREATE TABLE authority (id INTEGER PRIMARY KEY, frame BLOB NOT NULL UNIQUE)"
 """Table of successions and forks of the control feed (SPEC O4), as encoded messages."""
@@ -59,7 +60,8 @@ _BASE = """CREATE TABLE base (
 O14)."""
 
 _ARRIVED = "ALTER TABLE control ADD COLUMN arrived INTEGER"
-"""Column of the time at which a decision was written here, in seconds since 1970. It is for people only."""
+"""Column of the time at which a decision was written to this log, in seconds since 1970. It is only shown to
+people."""
 
 _ADDED = (
     (SINCE_CUTS, _CUT),
@@ -86,8 +88,8 @@ _TABLES = (
 _NOW = "CAST(strftime('%s', 'now') AS INTEGER)"
 
 _WAIT_S = 5.0
-"""Maximum time in seconds to wait for a lock. It is longer than the recovery of a WAL that a killed process
-left, which is the only reason to wait."""
+"""Maximum time, in seconds, to wait for a lock. The only reason to wait is the recovery of a WAL that a
+killed process left, which takes less time."""
 
 _WAL_BYTES = 16 * 1024 * 1024
 """Size to which a WAL is truncated after a large transaction."""
@@ -99,8 +101,8 @@ _FS_IOC_GETVERSION = 0x80087601
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open a connection without implicit transactions, usable from any thread (callers lock).
 
-    A commit is on the disk when it returns: with WAL, `synchronous = FULL` syncs at every commit.
-    Waits for descriptors; all that the connection needs are open when this returns.
+    A commit is on the disk when it returns: with WAL, `synchronous = FULL` syncs at every commit. Waits until
+    file descriptors are free; all descriptors that the connection needs are open when this returns.
     """
     return patiently(lambda: _connect(path, read_only))
 
@@ -115,7 +117,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         else:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA fullfsync = ON")  # macOS, where an ordinary fsync stops at the drive's cache
+            db.execute("PRAGMA fullfsync = ON")  # on macOS, a plain fsync stops at the drive's cache
             db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
     except sqlite3.Error:
         db.close()
@@ -126,11 +128,11 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
 def inode_generation(path: Path) -> int:
     """Return the generation of the file's inode, 0 if the file system has none; create a missing file.
 
-    ext4 gives the number of a deleted file to the next one created, so a backup restored over the original
-    usually has the original's inode number. Do not call it while SQLite has the file open. On POSIX, closing
-    any descriptor of a file releases all locks of the process on it, including SQLite's. Another program that
-    opens the log would then delete the WAL under us. SQLite gives the file's mode to all files that it makes
-    beside it.
+    The generation is needed because ext4 gives the inode number of a deleted file to the next new file, so a
+    backup restored over the original usually has the original's inode number. Do not call this while SQLite
+    has the file open: on POSIX, closing any descriptor of a file releases all locks of the process on it,
+    including SQLite's. Another program that opens the log would then delete the WAL while we use it. SQLite
+    gives the mode of this file to all files that it makes beside it.
     """
     with open(path, "ab", opener=private) as file:
         try:
@@ -151,7 +153,7 @@ def create(db: sqlite3.Connection, run_id: bytes) -> None:
 
 
 def is_empty(db: sqlite3.Connection) -> bool:
-    """Return whether there are no tables, as in the first moments of a log."""
+    """Return whether the file has no tables, as before `create`."""
     return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,))
 
 
@@ -170,7 +172,7 @@ def upgrade(db: sqlite3.Connection) -> None:
 
 def run_of(db: sqlite3.Connection, path: Path) -> bytes:
     """Return the id of the log's run. Raises UserError LOG_CORRUPT if the file is no update log,
-    DATA_DIR_UNUSABLE if it is none yet."""
+    DATA_DIR_UNUSABLE if it has no tables yet."""
     if is_empty(db):
         raise unusable(path, "there is no update log yet")
     if _pragma(db, "application_id") != APPLICATION_ID:
@@ -217,7 +219,7 @@ _OF_FEED = "FROM {0} x JOIN feed f ON f.id = x.feed ORDER BY f.origin, f.incarna
 
 
 def _rows(db: sqlite3.Connection, since: int, query: str, values: tuple[int, ...] = ()) -> list[Any]:
-    """Return the rows of a table that logs have since version `since`; empty in older ones."""
+    """Return the rows of a table that logs have since version `since`; an empty list for an older log."""
     return db.execute(query, values).fetchall() if version(db) >= since else []
 
 
@@ -236,7 +238,7 @@ def bases(db: sqlite3.Connection) -> list[tuple[int, Base]]:
 
 
 def _split(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return (number of a feed, origin, incarnation, all that follows)."""
+    """Return (number of a feed, origin, incarnation, tuple of the other columns)."""
     return (*row[:3], row[3:])
 
 
@@ -290,14 +292,14 @@ def keep_bases(db: sqlite3.Connection, bases: Iterable[tuple[int, Base]]) -> Non
 
 
 STATEMENT = "statement"
-"""Key of our own statement as a stand-in (SPEC O22), an encoded message, in the table of single values."""
+"""Key, in the table `meta`, of our own statement as a stand-in (SPEC O22), an encoded message."""
 
 
 def keep_control(
     db: sqlite3.Connection, control: Sequence[KeepControl], authority: Sequence[bytes], statement: bytes
 ) -> None:
-    """Store these decisions from their first positions on. Add new messages of `authority`; replace our own
-    `statement` if there is a new one."""
+    """Store decisions, each group in place of all stored decisions from its first position on. Add new
+    messages of `authority`. Replace our own `statement` if it is not empty."""
     if statement:
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (STATEMENT, statement))
     for first, entries in ((kept.first, kept.entries) for kept in control):
@@ -308,19 +310,19 @@ def keep_control(
 
 
 class Named:
-    """Numbers of steps that closes have listed of each feed, by the log's own decisions, without a
+    """Number of steps of each feed that closes have listed, according to the log's decisions, without a
     manifest."""
 
     def __init__(self) -> None:
         self._run_state = RunState(budget=0, rate=0)
 
     def forget(self, control: Sequence[KeepControl]) -> None:
-        """Begin again if decisions that were followed will be replaced."""
+        """Forget all decisions if some that were applied are replaced by `control`."""
         if any(kept.first < self._run_state.decisions for kept in control):
             self.__init__()  # type: ignore[misc]
 
     def follow(self, db: sqlite3.Connection) -> None:
-        """Apply the decisions that are new in the log."""
+        """Apply the decisions that are new in the log since the last call."""
         for entry in control(db, self._run_state.decisions):
             self._run_state.apply(decisions.read(entry.record))
 

@@ -1,8 +1,9 @@
-"""Checks a whole update log: chains, signatures, rules; needs no model (SPEC S1-S6, U3-U6).
+"""Verifies a whole update log: chains, signatures and rules, without a model (SPEC S1-S6, U3-U6).
 
-It begins at genesis, or at a checkpoint that the organiser has signed. In an organised run decisions come
-first, because they say which updates may be stored and count. The digest of a seal or checkpoint is compared
-if the log has everything that it covers. Missing updates are reported, and are no fault.
+The verification begins at genesis, or at a checkpoint that the organiser has signed. In an organised run
+decisions are verified first, because they say which updates may be stored and which count. The digest of a
+seal or checkpoint is compared if the log has all updates that it covers. Missing updates are reported, but
+are no error.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ def verify_log(
     *,
     as_of_now: bool = False,
 ) -> VerifyResult:
-    """Replay everything from genesis, or from the state of a usable checkpoint. In an organised run the
-    result has the core at the last seal whose updates are all stored, or with `as_of_now` the current core.
+    """Replay the whole log from genesis, or from `state`, that of a usable checkpoint. In an organised run
+    the result has the core digest at the last seal whose updates are all stored, or with `as_of_now` that of
+    all updates that count now.
 
-    Raises UserError LOG_CORRUPT if the log does not verify, SEAL_DIFFERS if it differs from a seal or
-    checkpoint.
+    Raises UserError LOG_CORRUPT if the log is invalid, SEAL_DIFFERS if it differs from a seal or checkpoint.
     """
     core = Core(*manifest.core_shape)
     return _Verification(manifest, update_log, core, state).result(as_of_now)
@@ -63,7 +64,7 @@ def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path)
 
 
 class _Verification:
-    """The verification of one log. Its core is empty at first."""
+    """The verification of one log. The given core must be empty."""
 
     def __init__(
         self, manifest: Manifest, update_log: UpdateLog, core: Core, state: CheckpointState | None = None
@@ -78,11 +79,12 @@ class _Verification:
         self._frontier = Frontier(run)
         self._entries = self._check_control() if run.organised else []
         self._heads: dict[Feed, dict[int, bytes]] = {}
-        """Chain heads of each feed, keyed by step: at the ends of the steps that closes have listed, and at
+        """Chain heads of each feed, keyed by step. The steps are the ends of what closes have listed, and
         cuts."""
         self._signatures = 0
         self._unsigned: dict[Feed, int] = {}
-        """First step of a feed's last row, for each feed whose last row has no signature."""
+        """First step of the last verified row, keyed by feed, for each feed whose last verified row has no
+        signature."""
         self._bases = {base.feed: base for base in state.bases.values()} if state else {}
         for base in self._bases.values():
             self._frontier.advance(*base)
@@ -90,7 +92,7 @@ class _Verification:
         self._replay()
 
     def result(self, as_of_now: bool) -> VerifyResult:
-        """Return the result, after comparing it with the seals."""
+        """Return the result, after comparing the log with the seals."""
         checkout = last_seal(self._run, self._entries, self._frontier.next) if self._run.organised else None
         seals = self._check_seals(checkout) if checkout else None
         if checkout and not as_of_now:
@@ -121,7 +123,7 @@ class _Verification:
         return list(kept.entries)
 
     def _check_seals(self, checkout: Checkout) -> SealsResult:
-        """Compare seals and checkpoints with the log, as far as it has the updates that they cover."""
+        """Compare those seals and checkpoints with the log whose updates the log has. Return the counts."""
         read = [decisions.read(entry.record) for entry in self._entries]
         run_state = RunState.of(self._run)
         checked, last, begun = 0, None, self._begins is None
@@ -156,8 +158,8 @@ class _Verification:
         )
 
     def _place_of_checkpoint(self, said: list[Decision]) -> int | None:
-        """Return the position of the decision that has stated the initial checkpoint; None if it begins at
-        genesis."""
+        """Return the position of the decision that has stated the initial checkpoint; None if the
+        verification begins at genesis."""
         if self._begins is None:
             return None
         stated = self._begins.decision(self._run.run_id)
@@ -167,8 +169,8 @@ class _Verification:
         return len(said) - 1 - said[::-1].index(stated)
 
     def _heads_of(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
-        """Return (number of the feed, stop, chain head at the stop) of the steps of each feed that closes up
-        to that of `epoch` list; None if some are missing."""
+        """Return (number of the feed, stop, chain head at the stop) for each feed, where stop is the end of
+        the steps that the closes up to that of `epoch` list. None if some of these steps are missing."""
         found = []
         for number, stop in run_state.positions(epoch).items():
             feed = run_state.feed(number)
@@ -179,7 +181,8 @@ class _Verification:
         return found
 
     def _check_checkpoint(self, run_state: RunState, stated: Checkpoint) -> None:
-        """Compare a checkpoint that was just stated with the updates that count by the decisions so far."""
+        """Compare a checkpoint that was just stated with the updates that count according to the decisions so
+        far."""
         heads = self._heads_of(run_state, stated.epoch)
         if stated not in run_state.checkpoints or heads is None:
             return
@@ -227,7 +230,7 @@ class _Verification:
                 raise _damaged(feed, 0, "it has made room for others, and there is room")
 
     def _beyond_base(self, record: Record) -> Record | None:
-        """Return the part of a record after the checkpoint; None if there is none."""
+        """Return the part of a record after the checkpoint; None if no part of it is after the checkpoint."""
         base, segment = self._bases.get(record.feed), record.segment
         if base is None or segment.first >= base.step:
             return record
@@ -237,7 +240,7 @@ class _Verification:
     def _checked(self, record: Record) -> Verified | None:
         """Return the part of this record that counts, recomputed and verified.
 
-        None if the signature is right, but closes list another history, or the origin is not admitted.
+        Return None if the signature is valid, but closes list another history, or the origin is not admitted.
         """
         run, state, segment = self._run, self._frontier.state(record.feed), record.segment
         run_state = self._frontier.run_state
@@ -257,7 +260,7 @@ class _Verification:
         raise _damaged(record.feed, segment.first, problem)
 
     def _let_go(self, feed: Feed) -> None:
-        """Count nothing of a feed whose history is not the listed one, as the machine does."""
+        """Count no update of a feed whose history is not the listed one, as the machine does."""
         base = self._bases.get(feed) or beginning(self._run.run_id, feed)
         self._frontier.go_back(*base)
         self._heads[feed] = {base.step: base.chain} if base.step else {}
@@ -284,7 +287,7 @@ class _Verification:
         return sorted({cut.at if cut else 0, run_state.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
-        """Cut a feed at the proof's step, but not below the steps that closes have listed (SPEC O7)."""
+        """Cut a feed at the proof's step, but keep all steps that closes have listed (SPEC O7)."""
         heads = self._heads.get(cut.feed, {})
         if cut.at and heads.get(cut.at, cut.chain) != cut.chain and self._frontier.next(cut.feed) >= cut.at:
             raise _damaged(cut.feed, cut.at, "its history is not the one that its proof of a fork has")
@@ -297,7 +300,7 @@ class _Verification:
 
 
 def _vouched_for_later(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
-    """Accept a row without a signature: the next row's signature vouches for it, too."""
+    """Return True for a row without a signature: the next row's signature vouches for this row, too."""
     return True
 
 

@@ -1,1 +1,2 @@
-"""Computation in a node: the model on its own thread, the schedule of its steps, and questions to it."""
+"""Computation in a node: the model on its own thread, the schedule of its steps, and questions to the
+model."""

@@ -3,7 +3,7 @@
 They are files in the data folder, named by their digests. The manifest and, in an organised run, the
 decisions so far say which bases are wanted: those of all begun subspaces and of the next one. Bases that were
 replaced before their subspace began are removed, as no update uses them. If the organiser has published
-unusable bases, the node reports it and waits for another decision.
+unusable bases, the node reports them and waits for another decision.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from sfprotocol.model_listing import Listing, decode, hash_bases
 from sfprotocol.run_state import RunState
 
 LOOKED_FOR = 64
-"""Maximum number of files that are looked for at a time. Others follow in their order."""
+"""Maximum number of files that are looked for at a time: those that are needed first."""
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at the decisions, and for files that somebody put into the folder."""
+"""Seconds between two checks of the decisions, and of the folder for files that somebody put there."""
 
 
 class PublishedBases:
-    """The published bases of one run, here and at peers. `run` keeps them until cancelled."""
+    """The published bases of one run, in this node and at peers. `run` looks after them until cancelled."""
 
     def __init__(
         self, context: RunContext, sharing: Sharing, disk: DiskWait, come: Callable[[], None]
     ) -> None:
-        """Bases beside the manifest are taken from there. `come()` is called when new bases are here."""
+        """Bases in the folder of the manifest file are used, too. `come()` is called when new bases are
+        here."""
         manifest, settings = context.manifest, context.settings
         self._targets, self._columns = manifest.model.parsed_targets(), manifest.basis_columns
         self._machine = context.machine
@@ -79,14 +80,14 @@ class PublishedBases:
         return files.size_of(self._targets, self._columns)
 
     def lacking(self) -> list[Bases]:
-        """Return the missing bases without which this node makes no updates now; none for a relay."""
+        """Return the missing bases without which this node makes no updates now; an empty list for a
+        relay."""
         self._follow()
         subspace = self._machine.run.subspace_of(self._machine.epoch)
         return [] if self._is_relay else [one for one in self._lacked if one.subspace <= subspace]
 
     def problem(self) -> UserError | None:
-        """Return the error because of which bases that are needed now could not be downloaded; None without
-        one."""
+        """Return the download error of bases that are needed now; None if there was no error."""
         return next(filter(None, (self._failed.get(one.digest) for one in self.lacking())), None)
 
     def tell(self, engine: EngineThread) -> None:
@@ -115,14 +116,14 @@ class PublishedBases:
             self._folder.mkdir(exist_ok=True)
 
     def _follow(self) -> None:
-        """Find out which bases are wanted. Costs nothing without a new decision."""
+        """Find out which bases are wanted. Returns at once without a new decision or subspace."""
         run, run_state = self._machine.run, self._machine.frontier.run_state
         subspace = run.subspace_of(self._machine.epoch)
         as_of = run_state, run_state.decisions if run_state else 0, subspace
         if as_of == self._as_of:
             return
         if self._as_of and run_state is not self._as_of[0]:
-            self._removed = 0  # other decisions have taken the place of some
+            self._removed = 0  # the log's decisions were replaced
         self._as_of = as_of
         published = run_state.bases_upto(subspace + 1) if run_state else (Bases(0, run.bases),)
         if published != self._published:
@@ -133,7 +134,7 @@ class PublishedBases:
         self._lacked = tuple(one for one in self._published if one.digest not in self._here)
 
     async def _remove_replaced(self) -> None:
-        """Remove the files of bases that were replaced before any update could be along them."""
+        """Remove the files of bases that were replaced before any update could use them."""
         run_state = self._machine.frontier.run_state
         replaced = run_state.replaced[self._removed :] if run_state else []
         if run_state is None or not replaced:
@@ -150,7 +151,7 @@ class PublishedBases:
         self._compare()
 
     async def _look_here(self, one: Bases) -> None:
-        """Use a file that is in the folder, or beside the manifest."""
+        """Use the file of these bases if it is in the data folder or beside the manifest."""
         with disk_faults(self._folder):
             listed = await asyncio.to_thread(self._local, one.digest.hex())
         if listed:
@@ -204,14 +205,14 @@ class PublishedBases:
         """Return the file with this digest from the data folder or from beside the manifest, if its content
         is right; else None. Remove a wrong file from the data folder."""
         for folder in filter(None, (self._folder, self._beside)):
-            with suppress(FileNotFoundError):  # who has put it there may take it away
+            with suppress(FileNotFoundError):  # another program may remove the file
                 if found := self._right(files.path_in(folder, digest), digest):
                     return found
         return None
 
     def _right(self, file: Path, digest: str) -> Listed | None:
-        """Return a file if its content is right, after copying it into the data folder if need be; else None.
-        Raises OSError."""
+        """Return a file if its content is right, else None. A right file is copied into the data folder if it
+        is elsewhere, a wrong one removed from it. Raises OSError."""
         kept = files.path_in(self._folder, digest)
         if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
             return None

@@ -1,10 +1,10 @@
-"""The engine thread: one queue in, callbacks out.
+"""Runs the engine on its own thread: requests come through one queue, results go to callbacks.
 
 All work on the model happens here, one job at a time. So the engine needs no locks, and the event loop never
-waits for a forward pass. The event loop passes on only what counts: `{feed: number of steps, with factors}`.
-The thread compares that with the applied updates and reads the difference from the log. The difference may be
-the whole history after loading, the updates of a round, a cut, or a seal. So the number of feeds bounds the
-queue, however long the engine is busy.
+waits for a forward pass. The event loop passes on only which updates count: the number of steps of each feed,
+with their factors. The thread compares these numbers with the applied updates and reads the difference from
+the log. The difference may be the whole history after loading, the updates of a round, a cut, or a seal. So
+the queue grows with the number of feeds only, however long the engine is busy.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:  # they load torch
 T = TypeVar("T")
 
 ReadChanges = Callable[[Mapping[Feed, Counted], Mapping[Feed, Counted]], Iterator[UpdateBatch]]
-"""`read(applied, wanted)`: yields the difference of the cores in batches of bounded size. Updates that no
-longer count are negated (`store.replay.changes`). Called on the engine thread."""
+"""Function `read(applied, wanted)` that yields the difference between two states of the cores, in batches of
+bounded size. Updates that no longer count are negated (`store.replay.changes`). Called on the engine
+thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Order:
     first: int
     epoch: int
     seeds: tuple[int, ...]
-    """Seeds of whole groups."""
+    """Seeds of all updates of the groups that have an ordered step."""
     before: int = 0
     """Number of leading seeds, which belong to steps before `first`."""
     after: int = 0
@@ -64,8 +65,8 @@ class EngineThread:
     """Runs an Engine in a daemon thread, from loading to the end. `start` starts it.
 
     It is made and called on the event loop. The callbacks run there, too: `on_ready()` once the engine is
-    loaded and has applied the updates advanced before `start`, `on_result(order, result)`, and
-    `on_failure(error)`, also with the errors of the other two.
+    loaded and has applied the updates advanced before `start`, `on_result(order, result)` after a step, and
+    `on_failure(error)` after an error of the engine or of the other two callbacks.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class EngineThread:
         on_failure: Callable[[BaseException], None],
         begin: Callable[[Engine], Mapping[Feed, Counted]] = lambda engine: {},
     ) -> None:
-        """`begin` gives the loaded engine the cores of a checkpoint, and returns their updates by feed."""
+        """`begin` gives the loaded engine the cores of a checkpoint, and returns the updates in these cores,
+        keyed by feed."""
         self._load = load
         self._begin = begin
         self._read = read
@@ -90,23 +92,23 @@ class EngineThread:
         self._before: list[Callable[[], None]] | None = []
         """Requests from before `start`; None afterwards."""
         self._last: asyncio.Future[None] | None = None
-        """The last request. When it is done, all are."""
+        """The last request. When it is done, all requests are done."""
         self._engine: Engine | None = None
         """The engine; None until it is loaded. Used by the thread alone."""
         self.busy = 0.0
-        """Seconds during which steps ran."""
+        """Total time of all steps, in seconds."""
         self.devices: Sequence[Replica] = ()
-        """Devices that compute; none before the engine is loaded."""
+        """Devices that compute; empty before the engine is loaded."""
         self._lock = threading.Lock()
-        """Guards the next three attributes. Held for moments only."""
+        """Guards the next three attributes. Never held for long."""
         self._wanted: dict[Feed, Counted] | None = None
-        """Updates of the queued `advance` request, which later calls may still change; None if none is
-        queued, or a question was queued after it."""
+        """Updates of the queued `advance` request, which later calls may still change; None if no such
+        request is queued, or a question was queued after it."""
         self._reads = False
-        """Whether the log may be read: the engine is loaded, or the queued request may not change any
-        more."""
+        """Whether the thread may be reading the log: the engine is loaded, or the queued request cannot be
+        changed any more."""
         self._waiting: deque[Order] = deque()
-        """Orders not yet begun."""
+        """Orders on which the thread has not begun."""
         self._applied: dict[Feed, Counted] = {}
         """Updates in the cores, with their factors, keyed by feed. Used by the thread alone."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
@@ -125,7 +127,7 @@ class EngineThread:
             self._submit(job)
 
     def advance(self, counted: Mapping[Feed, Counted]) -> None:
-        """Let the cores hold exactly these updates of these feeds, which the log has."""
+        """Make the cores hold exactly the updates `counted` of these feeds. The log has these updates."""
         with self._lock:
             if self._wanted is None:
                 waiting: dict[Feed, Counted] = {}
@@ -134,7 +136,7 @@ class EngineThread:
             self._wanted.update(counted)
 
     async def retreat(self, counted: Mapping[Feed, Counted]) -> None:
-        """Like `advance`, but return only when the engine no longer reads updates from the log that do not
+        """Like `advance`, but return only when the engine reads no more updates from the log that do not
         count.
 
         While the engine loads, return at once: the queued request can still change.
@@ -146,7 +148,7 @@ class EngineThread:
             await asyncio.wait([self.ask(lambda engine: None)])
 
     def order(self, order: Order) -> None:
-        """Evaluate a step. The result comes through `on_result`."""
+        """Queue the evaluation of a step. The result is passed to `on_result`."""
         if self._prepare is not None:
             self._prepare(order.seeds)
         with self._lock:
@@ -154,7 +156,8 @@ class EngineThread:
         self._put(lambda engine: self._step(engine, order))
 
     def withdraw(self) -> list[Order]:
-        """Withdraw the orders that have not begun, and return them in their order."""
+        """Withdraw the orders on which the engine has not begun, and return them in the order in which they
+        were given."""
         with self._lock:
             orders = list(self._waiting)
             self._waiting.clear()
@@ -166,8 +169,8 @@ class EngineThread:
         """Run `function(engine)` after the earlier requests, between two steps. The future gets its result or
         error.
 
-        With `of`, the cores hold exactly these updates meanwhile, which the log has, and afterwards the same
-        as before, to the bit. The future is cancelled if the thread ends without an answer.
+        With `of`, the cores hold exactly the updates `of` during the call, and afterwards the same bits as
+        before. The log has the updates `of`. The future is cancelled if the thread ends without an answer.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._ended:
@@ -182,7 +185,7 @@ class EngineThread:
                 return
             try:
                 result = function(engine)
-            except Exception as error:  # the caller's to handle, not the end of the thread
+            except Exception as error:  # the caller handles it; the thread goes on
                 self._post(_settle, future, future.set_exception, error)
             else:
                 self._post(_settle, future, future.set_result, result)
@@ -195,19 +198,20 @@ class EngineThread:
     def ask(
         self, question: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
     ) -> asyncio.Future[T]:
-        """Like `call`, but always with exactly the updates `of`: by default all that were advanced until
-        now."""
+        """Like `call`, but without `of` the cores hold the updates of all earlier calls of `advance`, and no
+        later ones."""
         with self._lock:
             self._wanted, self._reads = None, True
         return self.call(question, of)
 
     @property
     def idle(self) -> bool:
-        """Whether all requests are done."""
+        """Whether all queued requests are done."""
         return self._last is None or self._last.done()
 
     async def stop(self, grace: float) -> bool:
-        """End the thread, and wait `grace` seconds for it. Return False if a long forward pass still runs."""
+        """End the thread, and wait at most `grace` seconds for its end. Return False if a long forward pass
+        still runs then."""
         self._stopping.set()
         self._executor.shutdown(wait=False)
         if self._last:
@@ -216,21 +220,21 @@ class EngineThread:
         return self.idle
 
     def _end(self) -> None:
-        """Cancel all calls: nobody may wait for ever."""
+        """Cancel all calls without an answer, so that no caller waits for ever."""
         self._ended = True
         for future in list(self._open):
             future.cancel()
 
     def _catch_up(self, engine: Engine, wanted: dict[Feed, Counted]) -> None:
-        """Let the cores hold the wanted updates, unless the node stops meanwhile."""
+        """Make the cores hold the wanted updates, unless the node stops meanwhile."""
         with self._lock:
             self._reads = True
             if self._wanted is wanted:
-                self._wanted = None  # from here on it does not change
+                self._wanted = None  # from here on `wanted` does not change
         self._apply(engine, wanted)
 
     def _apply(self, engine: Engine, wanted: Mapping[Feed, Counted]) -> bool:
-        """Let the cores hold the wanted updates of these feeds. Return False if the node stops meanwhile."""
+        """Make the cores hold the wanted updates of these feeds. Return False if the node stops meanwhile."""
         for batch in self._read(self._applied, wanted):
             if self._stopping.is_set():
                 return False
@@ -272,14 +276,14 @@ class EngineThread:
         self._engine = engine
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do a piece of work. After a failure no other is done."""
+        """Do a piece of work. After a failure, stop the thread and report the error."""
         try:
             work()
         except BaseException as error:
             self._stopping.set()
             self._executor.shutdown(wait=False)
-            if not isinstance(error, CancelledError):  # what it waited for was called off: the node stops
-                self._post(self._on_failure, error)  # an engine that fails is a local fault: loud
+            if not isinstance(error, CancelledError):  # the work waited for a cancelled task: the node stops
+                self._post(self._on_failure, error)  # an engine that fails is a local fault
             self._post(self._end)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:

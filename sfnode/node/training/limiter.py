@@ -1,8 +1,8 @@
 """Keeps a node within its owner's limits: reads the sensors, asks the policy, holds back steps and bytes.
 
 It opens and closes three gates: for the steps of the engine, for the bytes on the links, and for the links
-themselves. A step that has begun is completed. One that has not begun is withdrawn. The limiter knows neither
-updates nor peers.
+themselves. When a gate closes, a step that has begun is completed, and ordered steps that have not begun are
+withdrawn. The limiter knows neither updates nor peers.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from sfnode.resources.sensors import Sensors
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at the machine. With the step under way, somebody who starts a game waits two seconds
-for the device's memory. A look takes a millisecond, or some tens where it lists programs."""
+"""Seconds between two readings of the sensors. Somebody who starts a game waits two seconds for the device's
+memory: for the next reading and the step under way. A reading takes a millisecond, or some tens of
+milliseconds where it lists programs."""
 
 RETURN_INTERVAL = 10.0
-"""Seconds between two attempts to move the model back to a device without room for it. Each attempt may move
-a part of the model there and back."""
+"""Seconds between two attempts to move the model back to a device without room for it. An attempt that fails
+may move a part of the model there and back."""
 
 ASKED = "asked for"
 """Text of the reason for a pause that the owner asked for."""
@@ -51,10 +52,11 @@ ASKED_BY_OWNER = "asked"
 ROOM."""
 
 DISK = "disk"
-"""Name of the reason for a full disk, on which no update could be kept."""
+"""Name of the reason for a pause while the disk is full, so that no update could be kept."""
 
 ROOM = "room"
-"""Name of the reason for a device without room: other programs took the memory of the offloaded model."""
+"""Name of the reason for a pause while a device has no room: other programs took the memory of the offloaded
+model."""
 
 
 T = TypeVar("T")
@@ -81,11 +83,11 @@ class ResourceLimiter:
         """`close_links(True)` closes all links. `fail` is called with an error of the engine."""
         self.limits = limits
         self.reasons: list[PauseReason] = []
-        """Reasons for the pause under way; none if the node computes or only rests between two steps."""
+        """Reasons for the pause under way; empty if the node computes or only rests between two steps."""
         self.finishing = False
-        """Whether no step begins any more, and the node leaves after the step in progress."""
+        """Whether no further step begins, and the node leaves after the step in progress."""
         self._stopped = False
-        """Whether the node stops, so that nothing waits for an evaluation any more."""
+        """Whether the node stops, so that evaluations are broken off."""
         self._machine = machine
         self._bandwidth = bandwidth
         self._traffic = traffic
@@ -96,10 +98,10 @@ class ResourceLimiter:
         self._scheduler: StepScheduler | None = None
         self._engine_thread: EngineThread | None = None
         self._steps_ahead = 1
-        """Number of steps that the scheduler orders at a time when no limit asks for rests."""
+        """Number of steps that the scheduler orders at a time while no limit requires rests between steps."""
         self._readings: Readings | None = None
         self._spare: int | None = None
-        """Cores free for threads of the engine; None before the first look."""
+        """Cores free for threads of the engine; None before the first reading."""
         self._paused_until = -math.inf
         self._pause_count = 0
         self._beside_links = 0
@@ -110,7 +112,7 @@ class ResourceLimiter:
         self._returning = False
         """Whether the engine was told to restore the model and has not answered."""
         self._no_room: str | None = None
-        """Reason for which the last attempt to restore the model failed; None if it did not. Others will
+        """Reason why the last attempt to restore the model failed; None if it did not fail. Further attempts
         follow."""
         self._return_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -127,7 +129,7 @@ class ResourceLimiter:
         self._disk.changed.append(self._settle)
 
     def serve(self, scheduler: StepScheduler, engine_thread: EngineThread) -> None:
-        """Limit this engine, too. No step is ordered before the first look at the machine."""
+        """Limit the steps of this engine, too. No step is ordered before the first reading of the sensors."""
         self._scheduler, self._engine_thread = scheduler, engine_thread
         self._steps_ahead = scheduler.ahead
         scheduler.held = True
@@ -160,7 +162,7 @@ class ResourceLimiter:
         self._stopped = True
 
     async def limit(self, changes: Mapping[str, Any]) -> None:
-        """Replace some limits, all or none. They apply when this returns.
+        """Replace some limits; if one is refused, none is replaced. The new limits apply when this returns.
 
         Their sensors are tried first, on a thread, as that may load a driver. Raises pydantic's
         ValidationError, and UserError LIMIT_UNAVAILABLE.
@@ -179,7 +181,7 @@ class ResourceLimiter:
 
     @property
     def paused(self) -> bool:
-        """Whether no step may begin, for longer than a rest between two steps."""
+        """Whether the node pauses: no step may begin, for longer than a rest between two steps."""
         return bool(self.reasons)
 
     def reason_texts(self) -> list[str]:
@@ -191,7 +193,8 @@ class ResourceLimiter:
         return [reason.limit or ASKED_BY_OWNER for reason in self.reasons]
 
     def until_a_pause(self) -> Callable[[], bool]:
-        """Return a function that returns True until the next pause or the end. Any thread may call it."""
+        """Return a function that returns True until the next pause begins or the node stops. Any thread may
+        call it."""
         count = self._pause_count
         return lambda: self._pause_count == count and not self._stopped
 
@@ -211,7 +214,7 @@ class ResourceLimiter:
     # -- what it does ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at the machine regularly, until cancelled."""
+        """Read the sensors regularly and apply the limits, until cancelled."""
         try:
             while True:
                 await self._look()
@@ -221,7 +224,7 @@ class ResourceLimiter:
             self._bandwidth.on_exhausted = lambda: None
 
     async def keep_traffic(self) -> None:
-        """Write the bytes of the day from time to time, and at the end. Raises DATA_DIR_UNUSABLE."""
+        """Write the number of bytes carried today regularly, and at the end. Raises DATA_DIR_UNUSABLE."""
         try:
             while True:
                 await asyncio.sleep(FLUSH_INTERVAL)
@@ -230,12 +233,12 @@ class ResourceLimiter:
             await self._traffic.flush(self._carried())
 
     def step_done(self) -> None:
-        """Count what a completed step has used."""
+        """Take into account the CPU time, device time and energy that a completed step has used."""
         if self._compute_rate.limited:
             self._settle()
 
     def model_loaded(self) -> None:
-        """Start measuring anew: loading the model needs no rest."""
+        """Start measuring the usage anew, so that no rest follows the loading of the model."""
         self._compute_rate = self._new_compute_rate()
         self._settle()
 
@@ -249,12 +252,14 @@ class ResourceLimiter:
         return ComputeRate(self.limits, self._machine.cores, self._usage(), self._clock())
 
     def _apply_steps_ahead(self) -> None:
-        """Order one step ahead under a limited rate, so that a rest comes after every step."""
+        """Set how many steps are ordered ahead: one if the compute rate is limited, so that a rest can follow
+        every step."""
         if self._scheduler:
             self._scheduler.ahead = 1 if self._compute_rate.limited else self._steps_ahead
 
     def _apply_threads(self) -> None:
-        """Set the engine's threads to the owner's number, or to at most one for each free core."""
+        """Set the engine's number of threads to the owner's limit; without a limit, to at most one for each
+        free core."""
         count, most = self.limits.threads, self._spare
         self._tell_engine(lambda engine: engine.use_threads(count, most))
 
@@ -275,7 +280,7 @@ class ResourceLimiter:
     async def _read_sensors(self, limits: Limits) -> Readings:
         offloaded_before = self._offloaded
         readings = await asyncio.to_thread(patiently, lambda: self._machine.look(limits))
-        # A model offloaded from a GPU lies in this process, and would keep itself from coming back
+        # A model offloaded from a GPU is in this process's memory, which would prevent its return to the GPU
         return readings._replace(resident=0) if offloaded_before or self._offloaded else readings
 
     def _take_in(self, readings: Readings) -> None:
@@ -287,7 +292,7 @@ class ResourceLimiter:
         self._settle()
 
     def _settle(self) -> None:
-        """Open or close the gates by the present reasons."""
+        """Open or close the gates according to the present reasons."""
         self._cancel_timer()
         was_paused, self.reasons = self.paused, self._find_reasons()
         if was_paused != self.paused:
@@ -309,8 +314,8 @@ class ResourceLimiter:
         return not self.paused or (lacks_room and now >= self._return_at)
 
     def _find_reasons(self) -> list[PauseReason]:
-        """Return the reasons to pause. ROOM is a reason only without others: while others last, no attempt
-        shows whether there is room."""
+        """Return the reasons to pause. ROOM is returned only if there is no other reason: while there is
+        another one, no attempt shows whether there is room."""
         reasons = self._present_reasons()
         return reasons or ([PauseReason(ROOM, self._no_room)] if self._no_room else [])
 
@@ -327,7 +332,7 @@ class ResourceLimiter:
         return [PauseReason(None, asked_text(left)), *found] if left > 0 else found
 
     def _apply_quota(self) -> None:
-        """Allow the bytes left of the day's quota, and no links once it is used up."""
+        """Allow as many bytes as are left of the day's quota, and no links once the quota is used up."""
         self._bandwidth.set_remaining(self._traffic.remaining(self.limits.mb_per_day, self._carried()))
         closed = any(reason.limit == "mb_per_day" for reason in self.reasons)
         if closed != self._links_closed:
@@ -350,7 +355,7 @@ class ResourceLimiter:
         self._scheduler.held, self._scheduler.paused = True, self.paused or self.finishing
         self._scheduler.forget(self._engine_thread.withdraw())
         self._scheduler.advance()
-        # A process that is too large would only grow by offloading its model
+        # A process that takes too much memory would only grow if its model were offloaded
         if any(reason.limit != "memory" for reason in self.reasons) and not self._offloaded:
             self._offloaded = True
             self._tell_engine(lambda engine: engine.offload())
@@ -369,7 +374,7 @@ class ResourceLimiter:
 
         def restore(engine: Engine) -> None:
             engine.restore()
-            self._offloaded = False  # before the engine's next job: `offloading_again` looks at it there
+            self._offloaded = False  # before the engine's next job, in which `offloading_again` reads it
 
         if not self._returning:
             self._returning = True

@@ -1,7 +1,7 @@
-"""The model of a running node: loaded, kept at the updates that count, trained, and asked about a known
-state.
+"""Loads the model of a running node, keeps it at the updates that count, trains it, and asks the engine about
+a known state.
 
-Only this module knows both the engine's thread and the scheduler of steps. A relay has neither. There all
+Only this module knows both the engine's thread and the scheduler of steps. A relay has neither: there, all
 calls have no effect, and every question is refused.
 """
 
@@ -61,10 +61,10 @@ class ModelMoment(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class PendingQuestion:
-    """A question without an answer of the engine."""
+    """A question that the engine has not answered yet."""
 
     what: str
-    """Work of the engine for it, such as `measuring epoch 3`; empty for short work."""
+    """Description of the engine's work, such as `measuring epoch 3`; empty for short work."""
     since: float = math.inf
     """Time at which the engine began with the question; infinity before."""
 
@@ -89,14 +89,15 @@ class LocalModel:
         """`load` loads the engine, on its thread. `caught_up` returns whether the node has the run's model.
         `fail` is called with the error that ends the engine."""
         self.doubts: list[Callable[[], UserError | None]] = []
-        """Functions that return a problem that leaves this node unsure which updates count, or None."""
+        """Functions that return a problem because of which this node cannot tell which updates count, or
+        None."""
         self.limits: list[Callable[[], float]] = []
-        """Functions that return how many more updates this node may make."""
+        """Functions that return how many further updates this node may make; the smallest number holds."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
         self._asked: list[PendingQuestion] = []
-        """Questions in the order of their answers."""
+        """Questions without an answer, in the order in which they will be answered."""
         self._context = context
         self._machine = context.machine
         self._driver = driver
@@ -113,7 +114,7 @@ class LocalModel:
     def start(self) -> None:
         """Load the model and begin to train it. Called between two rounds of the driver.
 
-        Raises UserError CHECKPOINT_UNUSABLE if the log lacks updates without a checkpoint.
+        Raises UserError CHECKPOINT_UNUSABLE if the log was pruned and no checkpoint stored here is usable.
         """
         self.thread = EngineThread(
             self._load,
@@ -135,9 +136,9 @@ class LocalModel:
             self.scheduler.advance()
 
     def follow(self, feeds: Sequence[Feed]) -> None:
-        """Let the engine follow the feeds whose counted updates have changed."""
+        """Tell the engine which updates of these feeds count now."""
         outdated = self._machine.organised is not None and self._machine.organised.outdated
-        if self.thread and feeds and not outdated:  # otherwise the log lacks what it would read
+        if self.thread and feeds and not outdated:  # otherwise the log lacks updates to read
             self.thread.advance({feed: self._machine.counted(feed) for feed in feeds})
 
     async def retreat(self, stops: Mapping[Feed, int]) -> None:
@@ -156,13 +157,13 @@ class LocalModel:
 
     @property
     def busy(self) -> bool:
-        """Whether more own updates are on their way."""
+        """Whether own updates are under way."""
         return self.scheduler is not None and self.scheduler.busy
 
     @property
     def exhausted(self) -> bool:
-        """Whether the settings limit the number of this node's updates, and it has made that many or can make
-        no more."""
+        """Whether the settings limit the number of this node's updates, and the node has reached that limit
+        or can make no more updates."""
         return self.scheduler is not None and self.scheduler.exhausted
 
     def _make_scheduler(self, thread: EngineThread) -> StepScheduler:
@@ -212,7 +213,8 @@ class LocalModel:
     # -- questions ---------------------------------------------------------------------------------
 
     async def is_abreast(self) -> bool:
-        """Wait until the engine has applied all updates until now. Return False while it is loading."""
+        """Wait until the engine has applied all present updates, and return True. Return False at once while
+        the engine is loading."""
         if self.thread is None:
             return self._context.settings.role == "relay"
         if self.loaded:
@@ -230,12 +232,13 @@ class LocalModel:
         of: Callable[[], Mapping[Feed, Counted]] | None = None,
         what: str = "",
     ) -> tuple[ModelMoment, T]:
-        """Return the moment whose updates the engine had applied, exactly, and its answer.
+        """Return the present moment, and the engine's answer about the model with exactly the updates of that
+        moment.
 
-        With `of`, which is called at that moment, the engine applies the updates that `of` returns instead.
-        `what` describes the work to the owner meanwhile. Raises UserError BAD_OPTION for a relay,
-        NODE_NOT_RUNNING before the model is loaded and if the node ends before the answer, OUT_OF_MEMORY and
-        DEVICE.
+        With `of`, which is called at that moment, the question is about the model with the updates that `of`
+        returns. `what` describes the engine's work to the owner until the answer. Raises UserError BAD_OPTION
+        for a relay, NODE_NOT_RUNNING before the model is loaded and if the node ends before the answer,
+        OUT_OF_MEMORY and DEVICE.
         """
         if self._context.settings.role == "relay":
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
@@ -285,7 +288,7 @@ class LocalModel:
         what: str,
     ) -> T:
         """Return the engine's answer about the step from one state to another. The engine first computes the
-        cores `after` the step. Then it answers in the state `before` the step, with nothing in between.
+        cores `after` the step. Then it answers in the state `before` the step, without other work in between.
         Raises as `ask`."""
         cores: list[Mapping[int, I64]] = []
         _, (_, answer) = await asyncio.gather(
@@ -297,10 +300,11 @@ class LocalModel:
     async def ask_of_last_seal(
         self, question: Callable[[Engine], T], what: str = ""
     ) -> tuple[ModelMoment, T]:
-        """Return the engine's answer about the model that `sfnode export` would write, with its core digest:
-        the model of the last seal whose updates are all here; in an open run, the present model.
+        """Return the state of the model that `sfnode export` would write, with its core digest, and the
+        engine's answer about that model.
 
-        Before the first seal it is the base model. Raises as `ask`.
+        It is the model of the last seal whose updates are all stored; before the first seal, the base model;
+        in an open run, the present model. Raises as `ask`.
         """
         organised, held = self._machine.organised, self._machine.frontier.next
         if organised is None:
@@ -324,16 +328,16 @@ class LocalModel:
 
 SECRET_BYTES = 16
 """Length, in bytes, of the secret that hides which of its own rows a node draws. The secret is new at each
-start, because nobody else has to repeat the draws."""
+start, because no other node has to repeat the draws."""
 
 _loading = Lock()
-"""Lock for loading: transformers cannot load two models at a time in one process, which may run several
-nodes."""
+"""Lock for loading: a process may run several nodes, and transformers cannot load two models at a time in one
+process."""
 
 
 def clip_of(settings: Settings, manifest: Manifest) -> float:
-    """Return the bound on slopes, or on the length of a row's gradient, of a node with noise. By default it
-    is the run's bound."""
+    """Return the clip of a node with noise: the bound on a slope, or in a first-order run on the length of a
+    row's gradient. By default it is the run's bound."""
     numbers = manifest.training
     return settings.noise_clip or (numbers.norm_limit or numbers.scalar_limit) * numbers.scalar_delta
 

@@ -1,7 +1,7 @@
 """Schedules the steps of the engine, and turns finished ones into updates.
 
-It stands between the protocol machine, which decides whether to compute and at which step and epoch, and the
-engine thread, which evaluates. It knows neither links nor files.
+The protocol machine decides whether to compute, and at which step and epoch. The engine thread evaluates. The
+scheduler stands between the two. It knows neither links nor files.
 
 There are five positions in our feed: the start of this process, and the ends of the admitted (the machine's
 frontier), posted, computed and ordered steps. Each limit is a distance between two of them. Computed steps
@@ -32,21 +32,22 @@ ORDERS_AHEAD = 2
 """Default number of steps ordered at a time: one that runs and the next one."""
 
 BATCHES_A_DEVICE = 4
-"""Number of batches in a step for each device, if there are several devices. With few batches, most devices
-wait for the slowest one or the longest mini-batch. With many, a pause waits for a long step."""
+"""Number of batches in a step for each device, if there are several devices. With fewer batches, most devices
+would wait for the slowest device or the longest mini-batch. With more, a pause would wait longer for the end
+of a step."""
 
 LONG_STEP = 2.0
-"""Threshold, in seconds, for the duration of a step from which the next one is not ordered ahead. The engine
-then waits for a turn of the event loop after each step. But a question, such as an organiser's about the
-rate, waits for one step and not for two."""
+"""Duration of a step, in seconds, from which on the next step is ordered only when this one is done. The
+engine is then idle for a turn of the event loop after each step. In return a question, such as an organiser's
+about the rate, waits for one step and not for two."""
 
 LOSS_MEMORY = 0.95
-"""Weight of the past in the moving average of the loss."""
+"""Weight of the previous value in the moving average of the loss."""
 
 FAILURES = 10
-"""Number of consecutive measurements without a finite number after which the node ends. A single one may be a
-mini-batch that overflows half precision. This many come from the model or the machine, and more would waste
-the run's budget."""
+"""Number of consecutive measurements without a finite number after which the node ends. A single failure may
+come from a mini-batch that overflows half precision. This many come from the model or the machine, and
+further updates would waste the run's budget."""
 
 
 def batches_of(devices: int) -> int:
@@ -71,7 +72,7 @@ class StepScheduler:
         left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """A step has `queries` mini-batches, with `together` updates each. At most `steps` updates are made
-        (0: no limit), and no more than `left` returns."""
+        (0: no limit), and never more further ones than `left` returns."""
         self.ready = False
         """Whether the engine is loaded and the node has caught up."""
         self.loss: float | None = None
@@ -80,7 +81,7 @@ class StepScheduler:
         self.hindered: Callable[[], bool] = lambda: False
         """Returns whether something is missing that the next step needs."""
         self.paused = False
-        """Whether there is a pause, longer than a rest: finished updates are posted at once."""
+        """Whether there is a pause that is longer than a rest. Finished updates are posted at once then."""
         self.ahead = ORDERS_AHEAD
         """Number of steps ordered at a time."""
         self._machine = machine
@@ -94,36 +95,39 @@ class StepScheduler:
         self._coalescing: Coalescing | None = None
         """Finished updates of our feed, not yet posted; None before the machine has a feed."""
         self._made_before = 0
-        """Updates made in earlier incarnations of this process."""
+        """Number of updates that this process made in earlier incarnations."""
         self._started = self._ordered = 0
-        """Positions in the feed: the start of this process, and the end of the ordered steps."""
+        """Positions in the feed: at the start of this process (`_started`), and at the end of the ordered
+        steps (`_ordered`)."""
         self._epoch = 0
         self._at_work = 0
-        """Orders without a result."""
+        """Number of orders without a result."""
         self._rests_until = float("-inf")
         """Time before which the run's pace allows no further step to be ordered."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
-        """Number of measurements without a finite number, in this process and since the last finite one."""
+        """Numbers of measurements without a finite result: in this process (`_failed`), and since the last
+        finite result (`_failed_in_a_row`)."""
         self.begun = 0.0
-        """Time at which the step under way began, or will as soon as the engine is free."""
+        """Time at which the step under way was ordered, or at which the previous step ended, if that was
+        later."""
         self._long = False
         """Whether the last step took LONG_STEP or longer."""
         self._finished, self._rate = 0, Rate()
 
     @property
     def made(self) -> int:
-        """Number of updates of this process that the machine has admitted."""
+        """Number of updates made by this process that the machine has admitted."""
         if self._coalescing is None:
             return 0
-        # Posted updates are not admitted if the incarnation ended first; others may be, from a peer.
+        # Posted updates are not admitted if the incarnation ended before. Those of a peer may be, instead.
         admitted = min(self._coalescing.first, self._machine.frontier.next(self._coalescing.feed))
         return self._made_before + admitted - self._started
 
     @property
     def exhausted(self) -> bool:
-        """Whether the settings limit the number of this node's updates, and it has made that many or can make
-        no more."""
+        """Whether the settings limit the number of this node's updates, and the node has reached that limit
+        or can make no more updates."""
         return bool(self._steps) and (self.made >= self._steps or self._machine.complete)
 
     @property
@@ -161,8 +165,9 @@ class StepScheduler:
     def on_result(self, order: Order, result: StepResult) -> None:
         """Add a finished step.
 
-        It is dropped if its feed or the run has ended meanwhile: updates of a long step could come after
-        others have left a complete run (SPEC U6). Raises UserError LOSS_NOT_FINITE after FAILURES in a row.
+        The step is dropped if its feed or the run has ended meanwhile: updates of a long step could come
+        after others have left a complete run (SPEC U6). Raises UserError LOSS_NOT_FINITE after FAILURES in a
+        row.
         """
         self._at_work -= 1
         self._long, self.begun = self._clock() - self.begun >= LONG_STEP, self._clock()
@@ -180,14 +185,14 @@ class StepScheduler:
         self.advance()
 
     def forget(self, orders: Sequence[Order]) -> None:
-        """Forget the last orders, which were withdrawn."""
+        """Forget `orders`, the last ones given, which were withdrawn."""
         self._at_work -= len(orders)
         feed = self._coalescing.feed if self._coalescing else None
         if first := [order.first for order in orders if order.feed == feed]:
             self._ordered = first[0]
 
     def flush(self) -> None:
-        """Post all finished steps as own updates."""
+        """Post all finished updates to the machine."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -195,8 +200,8 @@ class StepScheduler:
             self._post(updates)
 
     def _post_when_due(self, coalescing: Coalescing) -> None:
-        """Flush at once if no step follows soon, else at the deadline (SPEC I4). Set a timer for the deadline
-        or the next order."""
+        """Post finished steps at once if no step follows soon, else at the deadline (SPEC I4). Set a timer
+        for the deadline or the next order."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -226,7 +231,7 @@ class StepScheduler:
                 "trainers of the run end like this: then its model has diverged.",
             )
         before, self._failed = self._failed, self._failed + failed
-        if before.bit_length() < self._failed.bit_length():  # the first one, and when they have doubled
+        if before.bit_length() < self._failed.bit_length():  # the first, and whenever the number has doubled
             log.warning(
                 "the loss was infinite or not a number in %d measurements so far; their updates are 0",
                 self._failed,
@@ -240,7 +245,8 @@ class StepScheduler:
             self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * loss
 
     def _follow_feed(self) -> Coalescing | None:
-        """Begin at the machine's position for a new own feed: at the start, and in a new incarnation."""
+        """Begin at the machine's position if it has a new own feed, at the start or after a change of the
+        incarnation."""
         own, frontier = self._machine.own, self._machine.frontier
         if own is not None and (self._coalescing is None or own != self._coalescing.feed):
             self._made_before = self.made
@@ -265,15 +271,15 @@ class StepScheduler:
     def _next(self, feed: Feed, allowed: int) -> Order:
         """Return an order for the next steps: up to the end of a group, but at most `allowed`.
 
-        Groups are measured whole (SPEC U2). A quota or the end of a process may divide a group. Then its rest
-        is ordered later, and the group measured again.
+        Groups are measured whole (SPEC U2). A quota or the end of a process may divide a group. Then the rest
+        of the group is ordered later, and the whole group is measured again.
         """
         self._epoch = max(self._epoch, self._machine.epoch)
         key = self._machine.frontier.state(feed).key
         before = self._ordered % self._together
         whole = self._queries * self._together
         count = min(whole - before, allowed)
-        whole -= (whole - before - count) // self._together * self._together  # groups that none is asked of
+        whole -= (whole - before - count) // self._together * self._together  # groups without an ordered step
         step_seeds = seeds.update_seeds(key, self._ordered - before, whole)
         after = whole - before - count
         organised = self._machine.organised
