@@ -1,7 +1,8 @@
 """Answers of a model with its current weights to a few rows, for people who want to see what it has learnt.
 
 Rows with candidates are answered by the candidate with the highest score, minus the prior as in an
-evaluation. For other rows the model writes the answer. This module knows neither updates nor who looks.
+evaluation. For other rows the model writes the answer. This module knows neither updates nor who reads the
+answers.
 """
 
 from __future__ import annotations
