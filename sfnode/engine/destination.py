@@ -1,8 +1,8 @@
 """The folder that an export is written to. It appears only once it is complete, with the permissions of any
 other new folder.
 
-Files are written to a scratch folder beside it, which is then renamed. Needs no torch: a destination is
-refused before anything slow is loaded.
+Files are written to a scratch folder beside it, which is then renamed. This module does not import torch, so
+that a bad destination is refused before anything slow is loaded.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 outside the task. The texts are the lines of NEUTRAL, and what the base model appends to them. Drift shows
 forgetting, which long runs of evolution strategies cause.
 
-Measures only: nothing here feeds back into a run. Knows cores, bases and a model, but neither updates nor the
-task.
+This module only measures; nothing here feeds back into a run. It knows cores, bases and a model, but neither
+updates nor the task.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def drift(model: TrainableModel) -> LayeredDrift:
 
 
 def _kl(model: TrainableModel) -> tuple[float, int]:
-    """Return the mean of KL(base || now) in nats a token, and the number of tokens. The text is NEUTRAL, with
-    the base model's continuation of each line."""
+    """Return the mean of KL(base || now) in nats per token, and the number of tokens. The text is NEUTRAL,
+    with the base model's continuation of each line."""
     if "log_probs" not in model.of_base:
         with model.weights.at_base():
             passes = _passes(model.loaded)

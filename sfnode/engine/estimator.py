@@ -227,8 +227,8 @@ def _begun(
     perturb: Perturb,
     before: forward.Begun | None = None,
 ) -> forward.Begun | None:
-    """Read the common beginning of these sequences at each of their points, and return it; None if that does
-    not pay. The tokens in `before` are read already."""
+    """Read the common beginning of these sequences at each of their points, and return it; None if reading it
+    separately does not pay. The tokens in `before` are read already."""
     tokens = forward.shared(loaded, measured.batch, members)
     points, firsts = np.unique(measured.points[members], return_index=True)
     if not forward.may_begin(loaded, tokens, len(points), len(members), before.tokens if before else 0):
@@ -240,7 +240,7 @@ def _begun(
 
 
 def along_queries(directions: Directions) -> Perturb:
-    """Return a function that perturbs each row of a pass along its query's direction by its amount.
+    """Return a function that perturbs each row of a pass along its query's direction by the row's amount.
 
     It uses only the directions of queries that have rows in the pass. A product with the directions of all q
     queries would cost every row q times as much as one with its own direction.

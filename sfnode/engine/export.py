@@ -122,7 +122,7 @@ def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tup
 
 def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
     """Return two factors, each multiplied by the square roots of the singular values. If the change is zero,
-    they are zeros of rank 1."""
+    the factors are zeros of rank 1."""
     if not len(s):  # an adapter must have a rank
         return Factors(torch.zeros(len(u), 1), torch.zeros(1, v.shape[1]))
     root = s.sqrt()

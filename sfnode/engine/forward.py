@@ -38,7 +38,7 @@ LEAST_PASS_TOKENS = 256
 would cost more time than the smaller pass saves."""
 
 OTHER_PASS_TOKENS = 65_536
-"""Maximum tokens of a pass on an accelerator. More would be faster, but take too much memory."""
+"""Maximum tokens of a pass on an accelerator. More tokens would be faster, but take too much memory."""
 
 READING = 64
 """Overhead of a pass on a CPU for reading the weights, in tokens that could be computed in that time."""
@@ -277,7 +277,7 @@ def mean_loss(
     loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None, *, at_once: bool = False
 ) -> Tensor:
     """Return the mean loss of a mini-batch that is small enough for one pass; a backward pass may follow. A
-    common beginning is read once. With `at_once` each text is read as a whole."""
+    common beginning of the texts is read once; with `at_once` each text is read as a whole instead."""
     batch = batch_of(encoded)
     every = np.arange(len(batch.input_ids))
     point = np.zeros_like(every)
@@ -480,7 +480,7 @@ def _outputs(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
 
 
 def _keep(loaded: LoadedModel, kept: KeptStates, batch: Batch, sequences: NDArray[np.int64]) -> None:
-    """Compute the states of these sequences that are missing, once for each text."""
+    """Compute the missing states of these sequences, once for each text."""
     texts = texts_of(*(part[sequences] for part in batch[:3]))
     places = kept.lacking(texts)
     lacking = sequences[list(places.values())]

@@ -6,8 +6,9 @@ goes through once. The keys and values of the prompts are then shifted so that a
 column. The padding is then on the left, which every model family of transformers accepts. When a row is
 finished, the last row moves to its slot in the cache, and waiting rows fill the free slots.
 
-Tokens are the likeliest ones, or drawn by counters. The same rows with the same weights, device and precision
-therefore get the same tokens. This module knows no updates, no task and no scores.
+Tokens are the likeliest ones, or drawn with random numbers from counters. The same rows with the same
+weights, device and precision therefore get the same tokens. This module knows no updates, no task and no
+scores.
 """
 
 from __future__ import annotations
@@ -390,7 +391,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._show(self.rows, end)
 
     def join(self, *new: Tensor) -> None:
-        """Add rows of equal length, no longer than there are columns in use."""
+        """Add rows of equal length, which is at most the number of columns in use."""
         rows, first = self.rows + new[0].shape[0], self.end - new[0].shape[2]
         for held, added in zip(self._held, new, strict=True):
             held[self.rows : rows, :, :first] = 0
@@ -413,8 +414,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
-    """Return a random token for each row of logits (n, vocab), (n,). `draws`, (n,), are the random numbers,
-    of DRAW_BITS bits.
+    """Return a random token for each row of logits (n, vocab), as a tensor (n,). `draws` (n,) are the random
+    numbers, of DRAW_BITS bits each.
 
     Probabilities become integers, whose sums are exact in any order. With equal integers a draw gives the
     same token on every device (SPEC R11). Rows are processed in blocks, since the cumulative sums take eight

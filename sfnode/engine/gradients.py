@@ -257,7 +257,7 @@ class _Room:
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _Room:
-        """Return the room of a model."""
+        """Return the limit for a model. The bytes that a token takes are not known yet."""
         tensors = (*loaded.model.parameters(), *loaded.model.buffers())
         places = frozenset(one.untyped_storage().data_ptr() for one in tensors)
         return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)), places)

@@ -279,8 +279,8 @@ def _slopes(
     model: TrainableModel, step: Mapping[int, I64], batches: Sequence[Encoded], keep_going: KeepGoing
 ) -> tuple[Slopes, int]:
     """Return the slopes of these batches, and the number of forward passes used. They are measured in the
-    middle of the step by the cores `step`, or at its start if the loss is lower there. Otherwise an update
-    that ruins the model would choose the point at which all updates are judged. Raises UserError
+    middle of the step by the cores `step`, or at its start if the loss is lower there. Without the second
+    point, an update that ruins the model would determine where all updates are judged. Raises UserError
     OUT_OF_MEMORY, LOSS_NOT_FINITE and PAUSED."""
     here = Line(model.loaded, model.space, model.weights.scale, {})
     before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
@@ -301,7 +301,8 @@ def _of_rows(share: StepShare) -> StepShare:
     """Return a share whose score is limited to its worth in standard errors (SPEC O16). Along a linear head a
     score of thousands of updates, or of many updates on the same rows, says little beyond the sample of rows.
     Without the limit a first-order run on SST-2 skipped a quarter of the honest work and overfitted the
-    validation rows: loss 0.345 there and 0.401 on the test rows, against 0.381 and 0.385 with the limit."""
+    validation rows: a loss of 0.345 on these and of 0.401 on the test rows, against 0.381 and 0.385 with the
+    limit."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
     return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 
@@ -314,7 +315,7 @@ def measure(
     keep_going: KeepGoing = always,
 ) -> Slopes:
     """Return the slopes of these batches at W + `at` D. W are the model's weights without a live core, and D
-    is the change by the cores `step`.
+    is the change that the cores `step` make.
 
     Slopes are measured only in the subspaces of `step`, which must have at least one. Raises UserError
     OUT_OF_MEMORY, and PAUSED if `keep_going`, asked before each batch, returns False.

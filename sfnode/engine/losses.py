@@ -175,7 +175,7 @@ class Priors:
         return self._found[weights]
 
     def measured(self, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None) -> Prior:
-        """Return the prior of the current weights, moved by `perturb`. Raises as `of`."""
+        """Return the prior of the current weights, perturbed by `perturb`. Raises as `of`."""
         task, tokenizer = self._task, self._loaded.tokenizer
         if task.loss == "calibrated" or (task.prior and not self._rows.some_if_any()):
             return prior_of(task)

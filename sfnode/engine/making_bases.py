@@ -72,7 +72,7 @@ Pairs = list[tuple[I8, I8]]
 """U (out_features, columns) and V (in_features, columns) of each target, in their units (`units_of`)."""
 
 Advance = Callable[[int, int], None]
-"""Function that is called with the number of finished mini-batches, and of all."""
+"""Function that is called with the number of finished mini-batches, and the number of all mini-batches."""
 
 
 def cost(kind: str) -> int:
@@ -97,7 +97,7 @@ class Made(NamedTuple):
 def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total: None) -> Made:
     """Return bases of kind `gradients` or `errors` at the current model.
 
-    They are made on mini-batches of the run's public training rows, drawn as for its loss. Raises UserError
+    They are made on mini-batches of the run's public training rows, drawn as in training. Raises UserError
     DATA_* without such rows, and as `gradients`.
     """
     rows = model.run_rows.training()
@@ -392,7 +392,8 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int, *, of_u: bool) -> Made:
-    """Return the bases that follow from sketches: V, and U too with `of_u`. `cost` is in example-forwards."""
+    """Return the bases that follow from sketches. Without `of_u` only V follows from them, and U are random
+    signs. `cost` is in example-forwards."""
     generator = torch.Generator().manual_seed(1)
     pairs: Pairs = []
     held: list[float] = []

@@ -129,7 +129,7 @@ class MergedWeights:
 
     `scale(epoch)` is rate * delta: the change of weights along u v^T for one unit of the core, before any
     `decay`, with the bases' units applied to u and v. `clock` is in seconds. If published bases are missing,
-    steps continue without the updates that need them; everything else raises.
+    steps continue without the updates that need them; all other operations raise UserError BASES_MISSING.
     """
 
     def __init__(

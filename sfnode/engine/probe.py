@@ -1,8 +1,8 @@
 """The linear probe: logistic regression on a frozen model's states, one forward pass a row.
 
-A user with all rows in one place would begin with it. So its results are shown beside those of a run's head,
-and beside every figure on a real model (docs/benchmarks.md). torch's L-BFGS fits it. The problem is convex,
-so any solver finds the same weights, and no extra package is needed.
+A user with all rows in one place would begin with this probe. So its results are shown beside those of a
+run's head, and beside every figure on a real model (docs/benchmarks.md). torch's L-BFGS fits it. The problem
+is convex, so any solver finds the same weights, and no extra package is needed.
 """
 
 from __future__ import annotations

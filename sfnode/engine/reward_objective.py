@@ -39,7 +39,7 @@ from sfnode.tasks.templates import common_prefix
 from sfprotocol.seeds import derive_key, stream, token_keys
 
 ROUNDING = 1e-9
-"""Differences of rewards below this are rounding."""
+"""Maximum difference of rewards that counts as a rounding error."""
 
 
 class Question(NamedTuple):

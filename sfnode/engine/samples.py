@@ -19,7 +19,7 @@ from sfnode.tasks.prompts import ASSISTANT, Conversation, LabelledTexts, Prompt,
 from sfnode.tasks.templates import ASKING
 
 WRITTEN = 24
-"""Number of tokens that a model writes: a sentence, or a few seconds of a CPU."""
+"""Number of tokens that a model writes: a sentence, or a few seconds on a CPU."""
 
 BEGINNING = 12
 """Number of words of a plain text that the model continues."""

@@ -3,8 +3,8 @@ r in V (SPEC R7, R10, R12). All code takes the matrices from a `Basis` and assum
 
 The bases of the current epoch are kept as int8, all targets side by side, so that the directions of a step
 take two gather operations for any number of targets. The live core, the part of the core that is not in the
-weights yet, is applied in activation space and takes the first columns of every direction. This module knows
-seeds and bases. It knows neither models nor losses, and no core but the live core that it is given.
+weights yet, is applied in activation space; its directions come before those of the updates. This module
+knows seeds and bases. It knows neither models nor losses, and no core but the live core that it is given.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PublishedBasis:
         return self._units[layer]
 
     def follow(self, published: Sequence[Bases]) -> None:
-        """Set the published bases of all subspaces from now on, ascending from subspace 0 (SPEC O9)."""
+        """Set the published bases of all subspaces, in ascending order from subspace 0 (SPEC O9)."""
         self._published = tuple(published)
 
     def digest(self, subspace: int) -> str:
@@ -135,7 +135,7 @@ def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: to
 
 def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
     """Return the basis of the `features` kind, for a linear head. U has contrasts of classes. V has random
-    signs times the features' scales in the run, plus a multiple of their means (SPEC R12)."""
+    signs times the features' scales in the manifest, plus a multiple of their means (SPEC R12)."""
     scales, means = np.array(numbers.scales_and_means(), np.int64).T
 
     def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -263,7 +263,7 @@ class Subspace:
             self._cache[epoch] = u.to(device), v.to(device)
 
     def columns(self, epoch: int) -> Columns:
-        """Return the bases of an epoch; the CACHED_EPOCHS last used are cached."""
+        """Return the bases of an epoch; those of the CACHED_EPOCHS epochs used last are cached."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
                 self._cache.popitem(last=False)

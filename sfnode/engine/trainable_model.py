@@ -91,7 +91,8 @@ class StepResult(NamedTuple):
     """Outcome of one step."""
 
     scalars: tuple[Values, ...]
-    """One quantised directional derivative per seed; one for every cell in a first-order run."""
+    """One quantised directional derivative for each seed. In a first-order run each seed has one for every
+    cell."""
     loss: float
     """Mean loss of the step's mini-batches, without failed measurements; NaN if all failed."""
     failed: int
@@ -216,7 +217,8 @@ class TrainableModel:
 
     @property
     def epsilon(self) -> float:
-        """Distance of an update's points from the weights, in this number format."""
+        """Distance of an update's points from the weights, as the manifest sets it for this node's number
+        format."""
         return self.manifest.training.epsilon_in(self.dtype)
 
     def begin(self, cores: Mapping[int, I64]) -> None:
@@ -224,7 +226,7 @@ class TrainableModel:
         self.weights.begin(cores)
 
     def use_bases(self, published: Sequence[Bases]) -> None:
-        """Set the published bases of all subspaces from now on, ascending from subspace 0.
+        """Set the published bases of all subspaces, in ascending order from subspace 0.
 
         Call it again when more bases are stored. Until then steps continue without the updates whose bases
         are missing, and operations that need the exact model raise UserError BASES_MISSING.
@@ -361,9 +363,9 @@ def scale_of(manifest: Manifest) -> Callable[[int], float]:
     """Return a function from a subspace to the change of weights along u v^T for one unit of its core, with
     the bases' units applied to u and v (`Subspace.unit`).
 
-    In an open run, where every epoch has a subspace, it is the epoch's learning rate times scalar_delta. The
-    rate is rounded to float32, since the last bits of a cosine differ between machines. In an organised run
-    the core contains the rates already, in units of 2^-32 (SPEC O8).
+    In an open run, where every epoch has a subspace, that change is the epoch's learning rate times
+    scalar_delta. The rate is rounded to float32, since the last bits of a cosine differ between machines. In
+    an organised run the core contains the rates already, in units of 2^-32 (SPEC O8).
     """
     numbers = manifest.training
     if manifest.parameters().organised:

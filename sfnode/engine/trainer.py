@@ -1,5 +1,6 @@
-"""The trainer of a library and of a node: a model with its core, and the operations on it as methods. Also a
-trainer with replicas on several devices of one machine, which measure one step together (data parallelism).
+"""The trainer that library users and nodes use: a model with its core, and the operations on it as methods.
+Also a trainer with replicas on several devices of one machine, which measure one step together (data
+parallelism).
 
 A replica has its own weights and bases. It shares cores, rows and mini-batches with the first replica, which
 also does everything except steps: evaluations, exports, searches. A step is cut into batches of consecutive
@@ -118,7 +119,7 @@ class Replica:
         return found
 
     def _fail(self, error: Exception) -> None:
-        """Take the device out if the error is its fault and others remain; raise otherwise."""
+        """Stop using the device if the error is its fault and others remain; otherwise raise the error."""
         fault = fault_of(self.name, error)
         if fault is None:
             raise error

@@ -58,9 +58,10 @@ MAX_DESCRIPTION = 600
 (SPEC M8)."""
 
 MAX_CORE_BYTES = 1 << 27
-"""Maximum size of the core of one subspace, in bytes. It has room for 4,096 matrices at rank 64, 1,024 at
-rank 128, or 16 at rank 1,024. A model of 70B parameters has some 600, which take 5 MB at rank 32. A digest
-reads all of a core, however few updates are in it, which takes 0.1 s (SPEC M9)."""
+"""Maximum size of the core of one subspace, in bytes. It has room for 4,096 matrices at rank 64, for 1,024
+matrices at rank 128, or for 16 matrices at rank 1,024. A model of 70B parameters has some 600 matrices, whose
+core takes 5 MB at rank 32. A digest reads all of a core, however few updates are in it, which takes 0.1 s
+(SPEC M9)."""
 
 MAX_CORES_BYTES = 1 << 32
 """Maximum size of the cores of all subspaces together, in bytes. Every node holds them. A run usually has 16
@@ -443,8 +444,8 @@ def hub_rows(source: str) -> HubRows | None:
 
 
 def names_folders(manifest: Manifest) -> bool:
-    """Return whether a manifest names folders of a machine, as older ones may, and so should not be
-    published."""
+    """Return whether a manifest names folders of a machine, as older manifests may. Such a manifest should
+    not be published."""
     sources = (manifest.model.source, *map(manifest.data.source, get_args(DataRole)))
     return any(public_name(source) != source for source in sources)
 

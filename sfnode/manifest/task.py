@@ -15,15 +15,15 @@ MAX_ANSWER_TOKENS = 4096
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1 / 64, 64.0
 """Bounds of a temperature that is not 0. At a lower temperature only the likeliest token would be drawn, and
-at a higher one any token."""
+at a higher one all tokens equally often."""
 
 ANSWERS = 4
 """Number of answers that are drawn for each prompt of a mini-batch, and compared with each other (SPEC
 T8)."""
 
 READING = 1 / 3
-"""Time for scoring a written answer at one more point, as a share of the time for writing it. On SmolLM2 they
-take 0.19 and 0.53 CPU seconds (docs/benchmarks.md)."""
+"""Time for scoring a written answer at one more point, as a share of the time for writing it. On SmolLM2
+scoring takes 0.19 CPU seconds, and writing 0.53 (docs/benchmarks.md)."""
 
 MAX_STOPS, MAX_STOP = 8, 64
 """Maximum number of texts that end an answer, and maximum characters of each such text. An answer is searched

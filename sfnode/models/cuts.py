@@ -26,7 +26,7 @@ TRIED = (2, 6)
 """Number of sequences in a cut's trial batch, and number of tokens in each."""
 
 TOLERANCE = 1e-3
-"""Maximum difference by rounding in a layer's output, relative to the largest output."""
+"""Maximum difference that rounding may cause in a layer's output, relative to the largest output."""
 
 Run = Callable[[], Tensor]
 """Runs the whole model on some texts, and returns its outputs."""
@@ -43,7 +43,7 @@ class Head:
         self.features: int = module.in_features
 
     def rows(self, tokens: int) -> int:
-        """Return the number of rows of features at the cut of a text of `tokens` tokens."""
+        """Return the number of rows that the states of a text of `tokens` tokens have at the cut."""
         return 1
 
     def states(self, run: Run) -> Tensor:

@@ -18,8 +18,8 @@ of positions, which are not stored, and a missing head."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a part of the model in a folder, and return the reply: the error of reading it, or `tokens`, the
-    number of tokens that it can read if the request asks for it; otherwise empty."""
+    """Read a part of the model in a folder, and return the reply: `error` if reading fails; `tokens`, the
+    number of tokens that the model can read, if the request asks for it; otherwise nothing."""
     folder, part = Path(request["folder"]), ModelPart(request["part"])
     try:
         if request["tokens"]:

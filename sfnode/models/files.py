@@ -369,8 +369,8 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _shard(folder: Path, name: str) -> Path:
-    """Return a file that the index names, if it is in the folder. transformers would follow a path out of
-    it."""
+    """Return a file that the index names, if it is in the folder. transformers would follow a path out of the
+    folder."""
     if Path(name).name != name or not name.endswith(SAFETENSORS):
         raise ValueError(f"{name} is not the name of a safetensors file beside it")
     if not (folder / name).is_file():

@@ -2,7 +2,7 @@
 
 Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are always
 quantised from full precision in whole blocks of rows, never changed in place, so rounding errors never add
-up. Knows nothing of updates.
+up. This module knows nothing of updates.
 """
 
 from __future__ import annotations

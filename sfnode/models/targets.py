@@ -77,7 +77,7 @@ class Selection(NamedTuple):
     """Choice of what a run trains."""
 
     modules: tuple[str, ...] = (ALL_LINEAR,)
-    """Patterns for linear layers: names of modules, what their names end in, or regular expressions."""
+    """Patterns for linear layers: names of modules, endings of such names, or regular expressions."""
     embeddings: bool = False
     biases: bool = False
     norms: bool = False

@@ -4,7 +4,7 @@ chooses code or other files.
 A model's author writes its configuration. In it transformers accepts names of other weights, of code for
 attention, of quantisation libraries and of paths on this machine, and each release adds keys. So transformers
 reads a scratch folder: links to the files of the digest, and configurations with only the keys that the
-model's own class declares. Knows transformers' conventions; loads no weights.
+model's own class declares. This module knows transformers' conventions, and loads no weights.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return settings of transformers 5 under their names of version 4, which version 5 also reads. Settings
-    that already have these names are left out."""
+    """Return settings of transformers 5 under the names that they have in version 4, which version 5 also
+    reads. Settings that already have these names are left out."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {

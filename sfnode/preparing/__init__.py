@@ -1,7 +1,7 @@
 """Prepares a run: reads its data, proposes a task, measures hyperparameters, writes its files. Nothing here
 prints.
 
-The modules in the order of their use: `table` (contents of a file), `proposals` and `plan` (tasks that it
-allows, and answers of its owner), `manifest` (manifest that follows from options), `scalars`, `trial`,
+The modules in the order of their use: `table` (contents of a file), `proposals` and `plan` (tasks that the
+file allows, and its owner's answers), `manifest` (manifest that follows from options), `scalars`, `trial`,
 `rewards`, `first_order` and `measuring` (hyperparameters), `files` (files beside the manifest).
 """

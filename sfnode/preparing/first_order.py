@@ -52,7 +52,7 @@ WHITENED_ROWS = 1024
 (`kept_states`)."""
 
 VALIDATING = 1 / 5
-"""Share of the WHITENED_ROWS rows that serve as validation rows in a run without any."""
+"""Share of the WHITENED_ROWS rows that serve as validation rows in a run without validation rows."""
 
 STEP = 1.75
 """Length of the first step of a body along a usual gradient, in coordinates whose columns have mean norm 1
@@ -71,7 +71,7 @@ for each mini-batch."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
 """Target root mean square of a usual update's scalars, keyed by their number of bits. The largest 8-bit
-scalar is 16 times as large."""
+scalar is 16 times as large as the target."""
 
 LIMIT = 2
 """Maximum norm of an update (`norm_limit`), as a multiple of a usual update's norm."""
@@ -344,8 +344,9 @@ def whitening(public: Known, validating: Known, columns: int) -> tuple[making_ba
     the validating rows' loss most within ROUNDS rounds. Also return the value of an entry of 1, a power of
     two.
 
-    A lower strength is taken only if it lowers the loss by more than one standard error: on AG News the loss
-    on test rows rose by as much as a smaller gain. The computation takes about features^3 operations.
+    A lower strength is taken only if it lowers the loss by more than one standard error: on AG News the test
+    rows lost as much by a smaller gain as the validating rows gained. The computation takes about features^3
+    operations.
     """
     x = public.states.double().cpu()
     spread = x.std(0, correction=0)

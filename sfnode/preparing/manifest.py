@@ -67,7 +67,8 @@ HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_b
 microseconds. With two classes only the columns of V make different directions, so the rank must be large."""
 
 IN_WORDS = Selection(modules=(UPPER_LINEAR,))
-"""Layers by which a language model learns a task's answers in words, unless options name others."""
+"""Layers that are trained if a language model learns a task's answers in words, unless options name
+others."""
 
 IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Default hyperparameters of a zeroth-order run that learns answers in words (docs/research-log.md). An
@@ -95,9 +96,9 @@ EIGHT_BITS = 1024
 update is still small."""
 
 BY_REWARDS = Selection(modules=(VALUES,))
-"""Layers by which a language model learns from rewards, unless options name others. They are 3 % of SmolLM2's
-parameters, and a step along their gradient improves rewards nearly as much as a step along the gradient of
-all parameters (docs/research-log.md)."""
+"""Layers that are trained if a language model learns from rewards, unless options name others. They are 3 %
+of SmolLM2's parameters, and a step along their gradient improves rewards nearly as much as a step along the
+gradient of all parameters (docs/research-log.md)."""
 
 REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
 """Default hyperparameters of a zeroth-order reward run. Answers are written once for a group, four to each
@@ -125,7 +126,8 @@ MEAN_RATE = 1 / 2
 a schedule."""
 
 LABELLED = ("classification", "sequence-classification")
-"""Kinds with labels: answers in words, and a head. A ready-made task may be either."""
+"""Kinds of tasks with labels: answers in words, and classes of a head. A ready-made task may be of either
+kind."""
 
 WITHOUT_GRADIENTS = {
     "estimator": "zeroth-order",
@@ -335,8 +337,7 @@ def _fits(rank: int, sizes: Sequence[tuple[int, int]]) -> bool:
 
 
 def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:
-    """Return the examination of the rows of the run that these options describe. Raises UserError as
-    `build`."""
+    """Return an examination of rows for the run that these options describe. Raises UserError as `build`."""
     begun = beginning(given)
     home = files.located(begun.source, begun.revision)
     return RowExamination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
@@ -598,7 +599,7 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
 def _try_data(manifest: Manifest, examine: RowExamination) -> None:
     """Read the local data files as training does, and check the templates of the task and of the model.
 
-    Data on the hub are not read here: nodes read them, which need them anyway.
+    Data on the hub are not read here, because every node reads them anyway.
     """
     data, task = manifest.data, manifest.task
     prompts.render_row(task, prompts.example(task))

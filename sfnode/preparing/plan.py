@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     bad: Bad
     held_out: int
     test: list[Row]
-    """Rows of another file that measure the model, where nodes would read that file differently."""
+    """Rows of the test file, if they are written anew because nodes would read that file differently."""
     anew: bool
     """Whether the rows are written anew because nodes would read the file differently."""
 

@@ -84,8 +84,8 @@ RARE, LEAST_TYPED = 1 / 20, 5
 that may be mistyped."""
 
 MOST_JOINED = 2 * MOST_CLASSES
-"""Maximum number of different values among which mistyped ones are looked for, as each is compared with
-each."""
+"""Maximum number of different values among which mistyped ones are looked for, because each value is compared
+with every other value."""
 
 LONGEST_CLASS = 48
 """Maximum mean length of a class's name, in characters; longer values are texts."""
@@ -234,8 +234,8 @@ def _candidates(table: DataTable) -> Iterator[str]:
 
 
 def _rank(column: TableColumn) -> int:
-    """Return the rank of a column, the surest first, by what its name says of the right answer: 0 for `label`
-    and conversations, 1 for other names, 2 if only the last word says it, else UNNAMED."""
+    """Return the rank of a column, the surest first, according to what its name says about the right answer:
+    0 for `label` and conversations, 1 for other names, 2 if only the last word says it, else UNNAMED."""
     words = _words(column.name)
     if column.holds == "messages" or words in SURE:
         return 0
@@ -243,13 +243,13 @@ def _rank(column: TableColumn) -> int:
 
 
 def _role(column: TableColumn) -> str:
-    """Return the contents of a column by its name, as in NAMES; empty if the name does not tell."""
+    """Return the contents of a column according to its name, as in NAMES; empty if the name does not tell."""
     words = _words(column.name)
     return next((role for role, names in NAMES.items() if words and words[-1] in names), "")
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name, without one that tells only the form."""
+    """Return the words of a name, without a last word that tells only the form."""
     words = _plain(name).split()
     if words[:1] == ["unnamed"]:
         return words[:1]
@@ -321,8 +321,8 @@ def joins(values: Counter[str]) -> dict[str, str]:
 
 
 def _is_typo(rare: str, common: str) -> bool:
-    """Return whether two labels differ in one word only, by one letter that is replaced, added or missing, or
-    by two letters that are swapped. The first letters must be the same, and both words must consist of
+    """Return whether two labels differ only in one word, and there only in one letter that is replaced, added
+    or missing, or in two swapped letters. The first letters must be the same, and both words must consist of
     letters."""
     pairs = zip(rare.casefold().split(), common.casefold().split(), strict=False)
     different = [(a, b) for a, b in pairs if a != b]

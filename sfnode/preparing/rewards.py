@@ -2,15 +2,15 @@
 
 The trial finds two hyperparameters:
 
-    scalar_delta   A power of two. The scalars' root mean square is UNITS times it, as in other runs.
+    scalar_delta   A power of two, with which the scalars' root mean square is about UNITS, as in other runs.
     rate           Rewards have no second derivative that shows how far a slope holds. The change of the
                    model's answers shows it instead (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). Let
                    z be the slopes of answers' log-probabilities along a group's step, from the first token in
                    which answers to a prompt differ. Then the step changes the answers by the Kullback-Leibler
                    divergence rate^2 E[z^2] / 2. A step without noise may change the answers by MOVE. With n
-                   directions in a subspace of D dimensions, a step's square is (n + D) / n times as large as
-                   without noise. The rate must be smaller by that factor (McCandlish et al. 2018, arXiv
-                   1812.06162), and a step then changes the answers by n / (n + D) of MOVE.
+                   directions in a subspace of D dimensions, the square of the step's slope is (n + D) / n
+                   times as large as without noise. The rate must be smaller by that factor (McCandlish et al.
+                   2018, arXiv 1812.06162), and a step then changes the answers by n / (n + D) of MOVE.
 
 If all answers to a prompt get the same reward, the prompt teaches nothing. If all prompts are like that, the
 trial raises an error with advice. `try_out` shows this before reward runs of either kind (`sfnode organise

@@ -172,9 +172,9 @@ def three_points(
     trainer: Trainer, distance: float, forwards: int, advance: Advance
 ) -> tuple[list[int], F64, F64, int]:
     """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
-    the number of example-forwards taken. That is `forwards` at most, unless LEAST_SLOPES directions need
-    more. A bend is a second derivative. A value that is not a number becomes 0. Raises UserError LOSS_FLAT if
-    no direction has a slope."""
+    the number of example-forwards taken. This number is `forwards` at most, unless LEAST_SLOPES directions
+    need more. A bend is a second derivative. A value that is not a number becomes 0. Raises UserError
+    LOSS_FLAT if no direction has a slope."""
     count = max(LEAST_SLOPES, forwards // (3 * trainer.manifest.training.batch_size))
     seeds = seeds_of(trainer, SLOPES)[: min(count, SLOPES)]
     found, taken = [], 0
@@ -279,8 +279,8 @@ def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
 def suitable_limit(training: Training, found: SlopeSample) -> int:
     """Return HEADROOM times the root mean square of the scalars, rounded up to two digits.
 
-    The result is lowered to `harmless_limit`, but not below LEAST_HEADROOM times the root mean square, and to
-    the largest scalar that fits the bits. Without slopes it is the manifest's limit.
+    The result is at most `harmless_limit`, or LEAST_HEADROOM times the root mean square if that is more, and
+    at most the largest scalar that fits the bits. Without slopes it is the manifest's limit.
     """
     if not found.spread:
         return training.scalar_limit
@@ -408,8 +408,8 @@ def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:
 
 
 def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
-    """Return about how many seconds this many example-forwards take; 0 where that is unknown, as on other
-    devices and for written answers."""
+    """Return the approximate number of seconds that this many example-forwards take; 0 if that is unknown, as
+    on other devices and for written answers."""
     if means.device != "cpu" or manifest.task.is_rewarded:
         return 0.0
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())

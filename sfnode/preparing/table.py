@@ -140,7 +140,7 @@ def _dress(layout: TextForm, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def is_empty(cell: object) -> bool:
-    """Return whether a cell is empty: null, blank, or not a number."""
+    """Return whether a cell is empty: null, blank, or NaN."""
     return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
 
 

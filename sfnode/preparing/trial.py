@@ -12,7 +12,7 @@ No measured update enters the run:
                    distance is measured. The cost of rounding follows from the spacing of a format's numbers
                    at the losses. For each format the largest distance is taken at which the two costs
                    together are hardly more than at the best distance.
-    scalar_delta   A power of two, in which the slopes' root mean square is UNITS.
+    scalar_delta   A power of two, in units of which the slopes' root mean square is about UNITS.
     rate           The rate for one update, which follows from the slopes and bends (second derivatives) of
                    updates (`suitable_rate`). In an open run, where nobody corrects it later, OPEN_SHARE of
                    that rate is taken. In an organised run searches correct it, so a few updates are enough. A
@@ -56,7 +56,7 @@ from sfprotocol.seeds import BIAS, MOST_ENTRY, coordinates
 
 LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
 """Distances that are tried: the largest in units of a typical weight, their number, and the factor between
-them. They go from 1/32 of a weight, about 1e-3, down to 1/16,384, where float32 is beyond its rounding."""
+them. They go from 1/32 of a weight, about 1e-3, down to 1/16,384, where float32 shows mostly rounding."""
 
 ROWS = 16
 """Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
@@ -71,9 +71,9 @@ STEPS = 4
 """Number of distances to choose from for each distance that is tried. Costs in between are interpolated."""
 
 ENOUGH = 0.02
-"""Maximum cost of a distance beyond the cost of the best distance, as a share of additional updates. The
-largest distance within this limit is taken: there the second derivative is measured best, and other formats
-may have the same distance."""
+"""Maximum cost of a distance beyond the cost of the best distance, as a share of updates that it makes
+necessary in addition. The largest distance within this limit is taken: there the second derivative is
+measured best, and other formats may have the same distance."""
 
 MOST_LOST, LEAST_COSINE = 0.5, 0.1
 """Maximum share of slopes that are 0 at a usable distance; and minimum cosine of usable slopes with exact
@@ -88,10 +88,10 @@ SHARE = 1 / 6
 gain, so noise would undo gains, and the loss is steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
-"""Minimum and maximum of the signal minus its standard error; the maximum is for each row of a mini-batch.
-With 64 updates the signal is known to within 0.1. A large signal does not stay large: on the built-in reviews
-it is 0.95 at first. With 8 rows of answers in words along bases from errors it is 0.12 to 0.21
-(docs/research-log.md)."""
+"""Minimum and maximum of the signal minus its standard error. The maximum is multiplied by the rows of a
+mini-batch. With 64 updates the signal is known to within 0.1. A large signal does not stay large: on the
+built-in reviews it is 0.95 at first. With 8 rows of answers in words along bases from errors it is 0.12 to
+0.21 (docs/research-log.md)."""
 
 UNTOLD = 0.5
 """Minimum standard error of a signal at which the maximum signal is used instead of it. With 64 updates and
@@ -107,8 +107,9 @@ EVIDENCE = 1.0
 """Minimum of an evident mean bend E[h], in standard errors."""
 
 CAUTION = 2.0
-"""Number of standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times a
-sweep's or a line search's, with random bases and activations on three tasks (docs/research-log.md)."""
+"""Number of standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times
+the rate that a sweep or a line search finds, with random bases and activations on three tasks
+(docs/research-log.md)."""
 
 
 def run(
@@ -156,8 +157,8 @@ def suitable_delta(training: Training, spread: float) -> float:
 def _slopes_of_rows(
     trainer: Trainer, distances: Sequence[float], advance: Callable[[int], None]
 ) -> tuple[list[F64], float, int]:
-    """Return the slopes of ROWS rows at each distance (of two mini-batches if they have more), the size of
-    their losses, and the example-forwards taken."""
+    """Return the slopes of ROWS rows at each distance (or of all rows of two mini-batches, if these have
+    more), the size of their losses, and the example-forwards taken."""
     count = max(2, ROWS // trainer.manifest.training.batch_size)
     seeds = scalars.seeds_of(trainer, count)[:count]
     batches = [trainer.mini_batch(seed) for seed in seeds]
@@ -190,8 +191,8 @@ def slopes_at(
 
 
 def distances_of(weight: float) -> list[float]:
-    """Return the distances to try on a model with this typical weight, in two digits, descending; none below
-    the smallest epsilon of a run."""
+    """Return the distances to try on a model with this typical weight, rounded to two digits, in descending
+    order. None is below the smallest epsilon of a run."""
     tried = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
     return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
 
@@ -294,7 +295,7 @@ with a fifth of it a scale of 120."""
 
 BIAS_FEATURES = 3
 """Size of the bias, in spreads of a feature. Along a direction the mean row contributes as much as a feature
-that always has this value. Reviews gain 0.03 of accuracy by it."""
+that always has this value. The bias raises the accuracy on reviews by 0.03."""
 
 HEAD_RATE = 1e-4
 """Rate of a head's update, for features with a spread of 1. A larger rate that suits one node alone would be
@@ -305,7 +306,7 @@ HEAD_DISTANCE = 5e-3
 a nat."""
 
 HEAD_DELTA = 2.0**-9
-"""Unit of a head's scalars, for features with a spread of 1. The largest scalars, of some 15, fill 13
+"""Unit of a head's scalars, for features with a spread of 1. The largest slopes, of about 15, then take 13
 bits."""
 
 CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")

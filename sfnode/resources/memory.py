@@ -23,7 +23,7 @@ import torch
 from sfnode.schema.results import FitResult
 
 RUNS = 3
-"""Number of measurements of an action's peak. The median counts, because allocators are not quite
+"""Number of measurements of an action's peak. The median is used, because allocators are not quite
 repeatable."""
 
 SAMPLED = 0.002

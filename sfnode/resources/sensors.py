@@ -37,7 +37,7 @@ DAEMON = "p2pd"
 """Process name of the network daemon."""
 
 MIN_SPAN = 1.0
-"""Minimum time, in seconds, over which the load is measured. The system counts in hundredths."""
+"""Minimum time, in seconds, over which the load is measured. The system counts in hundredths of a second."""
 
 _psutil: Any = psutil
 """The module psutil, untyped: some of its functions exist on some systems only."""
@@ -204,7 +204,7 @@ class _Used(NamedTuple):
     """Resources that a process has used."""
 
     moved: int = 0
-    """Bytes read and written; 0 where the system does not tell (Linux does)."""
+    """Bytes read and written; 0 if the system does not count them (Linux does)."""
     cpu: float = 0.0
     """CPU seconds."""
 
