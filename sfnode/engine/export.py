@@ -270,7 +270,7 @@ def _config(
         settings["label2id"] = {name: number for number, name in enumerate(labels)}
         if "problem_type" in settings:
             settings["problem_type"] = "single_label_classification"
-        if hasattr(model, "score"):  # the model finds a text's end by padding, so no text may contain it
+        if hasattr(model, "score"):  # it finds texts' ends by the padding token, which no text may contain
             settings["pad_token_id"] = pad
     if added := vetting.older_names(settings, type(model.config)):
         settings = {key: value for key, value in settings.items() if key != vetting.SAVED_BY} | added

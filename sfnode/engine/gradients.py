@@ -238,7 +238,7 @@ def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: in
 
 
 def _recomputing(loaded: LoadedModel) -> AbstractContextManager[None]:
-    """Within the context, save only the input of each of the model's blocks, and compute the rest again when
+    """Save only the input of each of the model's blocks within the context, and compute the rest again when
     it is needed (gradient checkpointing)."""
     again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
     return instead({block: again(block.forward) for block in blocks_of(loaded.model)})

@@ -101,7 +101,7 @@ class Task(Section):
     @field_validator("verbalizer")
     @classmethod
     def _in_canonical_order(cls, value: dict[str, str]) -> dict[str, str]:
-        # its order numbers the classes, so every node has the same order (SPEC M2)
+        # its order numbers the classes, so every node must have the same order (SPEC M2)
         found: dict[str, str] = sorted_keys(value)
         return found
 

@@ -208,7 +208,7 @@ def hidden(output: Any) -> Tensor:
 
 @contextmanager
 def instead(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block, call these functions instead of the modules' own `forward`."""
+    """Call these functions instead of the modules' own `forward` within the block."""
     own = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward

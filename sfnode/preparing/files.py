@@ -122,7 +122,7 @@ def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Note, examine: Exa
                 said.append(f"Left out: {bad}. The other rows are in {made[source]}.")
         if made[source]:
             given[role] = made[source]
-    given |= {"preset": begun.name} if begun.preset else {}  # the new files do not imply it
+    given |= {"preset": begun.name} if begun.preset else {}  # the new files imply no preset
     return said
 
 

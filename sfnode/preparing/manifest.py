@@ -108,10 +108,10 @@ PROMPT_TOKENS = 768
 """Maximum tokens of a prompt in a reward run, unless the model has fewer positions."""
 
 HEAD_PARTS = 4
-"""Number of parts of a head's first-order round; the quota of each member is one part of its updates. A part
-is a single update unless the budget is larger. An update is measured on all rows of its node, so a second
-update at the same weights adds nothing. With parts eight times as large, a run of 64 rounds ended after
-16."""
+"""Number of parts of a head's first-order round; the quota of each member is one part of the round's updates.
+A part is a single update unless the budget is larger. An update is measured on all rows of its node, so a
+second update at the same weights adds nothing. With parts eight times as large, a run of 64 rounds ended
+after 16."""
 
 IN_WORDS_ROUNDS = 8
 """Default number of rounds of a zeroth-order run that learns answers in words or by rewards. An organiser may
