@@ -22,9 +22,9 @@ CHUNK_ENTRIES = 1 << 14
 processor's cache, and no single numpy call holds the interpreter's lock for a millisecond."""
 
 FEW = 4
-"""An epoch's core becomes one array when it has 1/FEW as many updates as a layer has entries. Until then it
-is a list of updates, which takes less than half of the array's memory. At rank 32 a single update takes 1/512
-of it."""
+"""Divisor of a layer's number of entries: an epoch with that many updates stores its core as one array. With
+fewer updates the core is a list of updates, which takes less than half of the array's memory. At rank 32 a
+single update takes 1/512 of the array's memory."""
 
 
 class UpdateBatch(NamedTuple):
@@ -43,8 +43,8 @@ class Core:
     """The sum of all updates: `A[epoch][layer][i, j] += sign * scalar` for each (SPEC U4). In a first-order
     run each update adds its scalars to all entries, in their order.
 
-    Memory and time for an epoch depend on the number of its updates: otherwise anybody could fill the memory
-    with a few updates that name many epochs.
+    Memory and time for an epoch grow with the number of its updates. If every epoch took a whole array,
+    anybody could fill the memory with a few updates that name many epochs.
     """
 
     def __init__(self, layers: int, rows: int, columns: int = 0) -> None:
@@ -53,15 +53,15 @@ class Core:
         """Layers, and the rows and columns of each."""
         self._cores: dict[int, _EpochCore] = {}
         self._hashed: dict[int, hashlib.blake2b] = {}
-        """States of the digest's hash after each epoch, by ascending epoch. Epochs from the first changed one
-        on are missing."""
+        """State of the digest's hash after each epoch, in ascending order of epochs. The first changed epoch
+        and all later epochs are missing."""
 
     def add(self, batch: UpdateBatch, *others: Core) -> None:
         """Add updates to this core and to `others`, which have the same shape. The caller must add no update
         twice.
 
-        Computing an update's entries takes several times as long as adding to them, so one call serves
-        several cores. Negated scalars subtract an update again. Updates with scalar 0 cost nothing.
+        Computing which entries an update changes takes several times as long as changing them, so one call
+        serves several cores. Negated scalars subtract an update again. Updates with scalar 0 are left out.
         """
         if batch.scalars.ndim == 2:
             self._add_cells(batch, others)
@@ -74,7 +74,7 @@ class Core:
             epochs = batch.epochs[chunk]
             entries, amounts = self._moves(batch.seeds[chunk], batch.scalars[chunk])
             for epoch in np.unique(epochs).tolist():
-                # most often all are of one epoch, and a slice makes no copy
+                # usually all updates are of one epoch, and a slice makes no copy
                 chosen = slice(None) if (epochs == epoch).all() else epochs == epoch
                 for core in (self, *others):
                     core._of(epoch).add(entries[chosen], amounts[chosen])
@@ -127,8 +127,8 @@ class Core:
                 del self._cores[epoch]
 
     def digest(self) -> bytes:
-        """Return the core digest (SPEC D5), 32 bytes. Hashes only the epochs from the first changed one
-        on."""
+        """Return the core digest (SPEC D5), 32 bytes. Hashes only the first epoch that has changed since the
+        last call, and all later epochs."""
         newest = next(reversed(self._hashed), -1)
         state = self._hashed[newest] if self._hashed else hashlib.blake2b(digest_size=32)
         for epoch in sorted(epoch for epoch in self._cores if epoch > newest):
@@ -138,11 +138,11 @@ class Core:
         return state.digest()
 
     def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
-        """Return the index of the entry that each update changes in each layer, counted over the flat core,
-        and the amount that it adds there; each (n, layers)."""
+        """Return, for each update and layer, the index of the changed entry in the flat core, and the amount
+        added to the entry; each (n, layers)."""
         layers, rank, _ = self.shape
         entries, column, amounts = coordinates(seeds, layers, rank)
-        entries *= rank  # in place, as the memory for a copy takes longer than the sum
+        entries *= rank  # in place, as allocating a copy takes longer than adding
         entries += column
         entries += np.arange(layers) * rank * rank
         amounts *= scalars[:, None]

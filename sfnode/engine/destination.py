@@ -1,8 +1,8 @@
-"""The folder that an export is written to. It is complete if it exists, and as readable as any other new
-folder.
+"""The folder that an export is written to. It appears only once it is complete, with the permissions of any
+other new folder.
 
-Files are written to a folder beside it, which is then renamed. Needs no torch: a destination is refused
-before anything slow is loaded.
+Files are written to a scratch folder beside it, which is then renamed. This module does not import torch, so
+that a bad destination is refused before anything slow is loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ PARTIAL = ".partial"
 
 
 def require_new(out: Path) -> None:
-    """Raise UserError BAD_OPTION unless the folder `out` can be made: it is missing or empty, and its parent
-    is writable."""
+    """Raise UserError BAD_OPTION unless `out` is missing or an empty folder, and its parent is writable."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             Code.BAD_OPTION, f"{out} exists already", "Name a new folder, or remove that one first."

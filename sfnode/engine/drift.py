@@ -1,9 +1,9 @@
 """Drift of a model from its base: the distance between their weights, and the change of predictions on texts
-outside the task. These texts are given, or written by the base model. Drift shows forgetting, which long runs
-of evolution strategies cause.
+outside the task. The texts are the lines of NEUTRAL, and what the base model appends to them. Drift shows
+forgetting, which long runs of evolution strategies cause.
 
-Measures only: nothing here feeds back into a run. Knows cores, bases and a model, but neither updates nor the
-task.
+This module only measures; nothing here feeds back into a run. It knows cores, bases and a model, but neither
+updates nor the task.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ WRITTEN = 16
 """Number of tokens that the base model appends to each line, always the likeliest one."""
 
 TOKENS = 512
-"""Maximum number of predicted tokens. A few hundred give the mean to some percent, which shows a drift, and
-take a fraction of a second on small models."""
+"""Maximum number of predicted tokens. A few hundred tokens give the mean to within a few percent, and take a
+fraction of a second on small models."""
 
 KEPT_ENTRIES = 1 << 25
 """Maximum number of the base model's probabilities that are kept in memory: 128 MiB, which is 220 tokens with
@@ -77,8 +77,8 @@ def drift(model: TrainableModel) -> LayeredDrift:
 
 
 def _kl(model: TrainableModel) -> tuple[float, int]:
-    """Return the mean of KL(base || now) in nats a token, and the number of tokens. The text is NEUTRAL, with
-    the base model's continuation of each line."""
+    """Return the mean of KL(base || now) in nats per token, and the number of tokens. The text is NEUTRAL,
+    with the base model's continuation of each line."""
     if "log_probs" not in model.of_base:
         with model.weights.at_base():
             passes = _passes(model.loaded)
@@ -96,14 +96,14 @@ def _kl(model: TrainableModel) -> tuple[float, int]:
 def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:
     """Return the Frobenius norm of the change that these cores make to each target.
 
-    All subspaces count together, with the products between them. With P = [U_1 A_1, U_2 A_2, ...] and V =
-    [V_1, V_2, ...] the norm is the root of the sum of the entries of (P^T P) * (V^T V), without a matrix of
-    the target's size. With very many columns that is more work than the matrix itself. The matrix is then
-    made in blocks.
+    The change is the sum of the changes in all subspaces, so the norm includes their cross terms. With P =
+    [U_1 A_1, U_2 A_2, ...] and V = [V_1, V_2, ...] it is the root of the sum of the entries of (P^T P) * (V^T
+    V), which needs no matrix of the target's size. If P and V have very many columns, computing the change
+    itself in blocks is less work, and is done instead.
 
     Cores, bases and their products are exact integers. Scales, and sums with them, are rounded in float64. If
-    the subspaces' terms all but cancel, the error relative to the sum of their norms is about 1e-8 without
-    the matrix and 1e-16 with it. The rounding of float32 weights is not included.
+    the subspaces' terms almost cancel, the error relative to the sum of their norms is about 1e-8 without the
+    matrix and 1e-16 with it. The rounding of float32 weights is not included.
     """
     merged = _by_bases(space, scale, cores)
     return [_norm(space, merged, number) for number in range(len(space.targets))]
@@ -112,8 +112,9 @@ def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, ND
 def _by_bases(
     space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]
 ) -> list[tuple[int, NDArray[Any]]]:
-    """Return a (subspace, core) for each set of bases: the sum of all cores with these bases, and one of
-    their subspaces. Cores are (layers, rows, columns) float64, in units of the change of W along u v^T."""
+    """Return a pair (subspace, core) for each distinct set of bases: one subspace that has these bases, and
+    the sum of the cores of all subspaces that have them. Cores are (layers, rows, columns) float64, in units
+    of the change of W along u v^T."""
     found: dict[int | str, tuple[int, NDArray[Any]]] = {}
     for subspace, core in cores.items():
         name = space.basis.digest(subspace) if isinstance(space.basis, PublishedBasis) else subspace

@@ -2,10 +2,11 @@
 
 Losses become slopes in one of two ways (SPEC U2):
 
-    pairs    each mini-batch at both sides of the weights along its own direction, two points an update
+    pairs    each mini-batch at both sides of the weights along its own direction, two points per update
              (Malladi et al. 2023, definition 1)
-    groups   m directions share a mini-batch, at one side of each; a loss counts by its excess over the mean
-             of the others (a leave-one-out baseline, as in AIM-ZO), one point an update
+    groups   m directions share a mini-batch, measured at one side of each direction; a slope follows from the
+             difference between a loss and the mean of the other losses (a leave-one-out baseline, as in
+             AIM-ZO), one point per update
 
 All points of a step are rows of one batch. Slopes are quantised to the integers that peers exchange. This
 module writes no matrix, and knows neither cores nor the origin of batches.
@@ -13,9 +14,10 @@ module writes no matrix, and knows neither cores nor the origin of batches.
 A node may add local noise to its scalars before anybody sees them (Gaussian mechanism). A scalar is clipped
 to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever its content and
 however often it was drawn. The noise is normal, with a standard deviation of `multiplier` times 2 clip. In a
-gradient each row's own gradient is cut to the length `clip`, and no row is drawn twice.
-`sfnode.node.accounting` computes the protection as (epsilon, delta). Rounding and the run's own limit come
-afterwards and do not reduce it. The noise comes from the operating system's generator.
+first-order run each row's gradient is scaled down to the norm `clip` if it is longer, and no row is drawn
+twice. `sfnode.node.accounting` computes the protection as (epsilon, delta). Rounding and the manifest's limit
+on scalars are applied afterwards and do not reduce the protection. The noise comes from the operating
+system's generator.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Estimate(NamedTuple):
     """(L+ - L-) / (2 eps); in a group (L - mean of the other losses) / eps."""
     loss: float
     """Mean of L+ and L-, which differs from the unperturbed loss by a term of order eps squared. In a group
-    the mean of all its losses."""
+    it is the mean of all the group's losses."""
 
     @property
     def failed(self) -> bool:
@@ -56,8 +58,8 @@ class Estimate(NamedTuple):
 
 
 class Points(NamedTuple):
-    """The mini-batches of q queries as one batch. It has their S sequences once for each side of the weights:
-    all at the first side, then, for pairs, all at the second."""
+    """The mini-batches of q queries as one batch. The batch contains their S sequences once for each side of
+    the weights: first all sequences at the first side, then, for pairs, all sequences at the second."""
 
     batch: Batch
     queries: NDArray[np.int64]
@@ -72,7 +74,7 @@ class Points(NamedTuple):
 
 
 BOTH_SIDES, ONE_SIDE = (1, -1), (1,)
-"""Sides of the weights at which pairs, or groups, are measured."""
+"""Signs of the perturbations at which losses are measured: both for pairs, one for groups."""
 
 
 Perturb = Callable[[NDArray[np.int64], NDArray[np.floating], forward.Pass], Perturbation]
@@ -83,8 +85,8 @@ query's direction (R,) and the pass."""
 def estimates(
     loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float, group: int = 0
 ) -> list[Estimate]:
-    """Estimate the derivative of each mini-batch's mean loss along the direction with the same index: by
-    pairs, or by groups of `group` updates that share a mini-batch."""
+    """Estimate the derivative of each mini-batch's mean loss along the direction with the same index. If
+    `group` is 0, pairs are used; otherwise groups of `group` updates that share a mini-batch."""
     exact = representable(epsilon, directions)
     losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES)
     return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
@@ -97,8 +99,8 @@ def losses_along(
     epsilon: float,
     sides: Sequence[int] = BOTH_SIDES,
 ) -> list[Tensor]:
-    """Return the losses of each mini-batch's rows, (B,) float64, with the weights moved by epsilon along its
-    direction. The list has all mini-batches at the first side, then all at the second."""
+    """Return the losses of each mini-batch's rows, (B,) float64, with the weights moved by epsilon along the
+    mini-batch's direction. The list has all mini-batches at the first side, then all at the second."""
     with torch.inference_mode():
         measured, along = points(batches, sides), along_queries(directions)
         log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
@@ -108,7 +110,7 @@ def losses_along(
 
 
 def representable(epsilon: float, directions: Directions) -> float:
-    """Return epsilon as it is really added: rounded to the directions' number format."""
+    """Return epsilon rounded to the directions' number format, which is the value that is really added."""
     return float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
 
 
@@ -116,7 +118,7 @@ def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
     """Return the estimate of each query. `losses` are (B,) float64 each: for all queries at +epsilon, then
     for all at -epsilon.
 
-    Differences are taken row by row, because they are small beside either loss.
+    Differences are taken row by row, before the mean, because they are much smaller than the losses.
     """
     half = len(losses) // 2
     return [
@@ -129,7 +131,8 @@ def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Esti
     """Return the estimate of each query. `losses` are (B,) float64, one for each query; every `group`
     consecutive queries share a mini-batch.
 
-    Differences are taken row by row, as in pairs. If a loss is not finite, no estimate of its group is.
+    Differences are taken row by row, as in pairs. If a loss is not finite, no estimate of its group is
+    finite.
     """
     found = []
     for start in range(0, len(losses), group):
@@ -143,7 +146,7 @@ def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Esti
 def quantise(alpha: float, delta: float, limit: int) -> int:
     """Return `clip(round(alpha / delta), -limit, limit)`, halves to even.
 
-    An alpha that is not finite becomes 0. Its measurement would fail again, because its seed draws both
+    An alpha that is not finite becomes 0. A second measurement would fail too, because the seed draws both
     direction and mini-batch. An update of 0 changes nothing, and the feed continues without a gap.
     """
     if not math.isfinite(alpha):
@@ -202,9 +205,10 @@ def _log_probs(
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
 ) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
-    """Yield all sequences in parts. Each part comes with the beginning of its sequences, which is read once
-    at every point; None if sharing it does not pay. The sequences of a part begin alike, for example with the
-    prompt of several answers. With `in_turns` a part is one point, without a beginning."""
+    """Yield all sequences in parts. The sequences of a part begin alike, for example with the prompt of
+    several answers. Each part comes with its common beginning, which is read once at every point, or with
+    None if reading it separately does not pay. With `in_turns` a part is the sequences of one point, with
+    None."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):
@@ -223,8 +227,8 @@ def _begun(
     perturb: Perturb,
     before: forward.Begun | None = None,
 ) -> forward.Begun | None:
-    """Read the common beginning of these sequences at each of their points, and return it; None if that does
-    not pay. The tokens in `before` are read already."""
+    """Read the common beginning of these sequences at each of their points, and return it; None if reading it
+    separately does not pay. The tokens in `before` are read already."""
     tokens = forward.shared(loaded, measured.batch, members)
     points, firsts = np.unique(measured.points[members], return_index=True)
     if not forward.may_begin(loaded, tokens, len(points), len(members), before.tokens if before else 0):
@@ -236,10 +240,10 @@ def _begun(
 
 
 def along_queries(directions: Directions) -> Perturb:
-    """Return a function that perturbs each row of a pass along its query's direction by its amount.
+    """Return a function that perturbs each row of a pass along its query's direction by the row's amount.
 
-    It uses only the directions of queries that have rows in the pass. A product with all q directions would
-    cost every row q times as much, and a batch of many queries has many passes.
+    It uses only the directions of queries that have rows in the pass. A product with the directions of all q
+    queries would cost every row q times as much as one with its own direction.
     """
 
     def perturb(
@@ -278,12 +282,12 @@ def _of_queries(every: Directions, queries: NDArray[np.int64]) -> Directions:
 def moving_vectors(
     loaded: LoadedModel, directions: Directions
 ) -> Iterator[Callable[[int, float], None] | None]:
-    """Yield a function of a query and an amount. It moves the vectors among the targets from their weights by
-    that amount along the query's direction. Yields None if no target is a vector. Afterwards the vectors are
-    restored.
+    """Yield a function that takes a query and an amount. It sets each target that is a vector to its weights
+    plus that amount along the query's direction. Yields None if no target is a vector. Restores the vectors
+    at the end.
 
-    Vectors have no input to project, so they are changed in place. That takes a pass for each point, and
-    exact copies for restoring, which are small.
+    Vectors have no input to project, so they are changed in place. Each point therefore takes a pass of its
+    own, and restoring takes exact copies, which are small.
     """
     sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
     own = slice(directions.live, None)  # vectors have no live core
@@ -317,14 +321,14 @@ class LocalNoise:
     need; `random.gauss` may give two threads the same number."""
 
     def __call__(self, alpha: float) -> float:
-        """Return a slope as it may be sent: clipped, with noise. A failed measurement counts as 0, because
-        the row that made it fail may be the one to protect."""
+        """Return a slope as it may be sent: clipped, with noise. A failed measurement counts as 0, because a
+        visible failure could reveal the row that caused it."""
         clipped = min(max(alpha, -self.clip), self.clip) if math.isfinite(alpha) else 0.0
         return clipped + self.draw(0.0, 2 * self.clip * self.multiplier)
 
     def of_gradient(self, cells: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
         """Return the mean gradient of `rows` rows as it may be sent: with noise. Each row was drawn once, and
-        its gradient is no longer than the clip. Replacing one row changes the mean by 2 clip / rows at
+        the norm of its gradient is `clip` at most, so replacing one row changes the mean by 2 clip / rows at
         most."""
         deviation = 2 * self.clip * self.multiplier / rows
         told: NDArray[np.float64] = cells + [self.draw(0.0, deviation) for _ in cells]

@@ -1,8 +1,9 @@
-"""Evaluation of a trainable model: with its current weights, with the base weights, and on the way to later
-cores.
+"""Evaluation of a trainable model: with its current weights, with the base weights, and between the current
+weights and those with later cores.
 
 Unless the loss of a run is plain, the model's prior over the answers is subtracted from their scores. The
-prior is measured here, or is the manifest's. Results of the base model are kept, because it does not change.
+prior is measured here, or given by the manifest. Results of the base model are kept, because it does not
+change.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def evaluate_towards(
 ) -> Evaluation:
     """Measure, as `evaluate` does, the model between the current weights (`amount` 0) and those with the
     cores `after` (`amount` 1)."""
-    if not amount:  # on the line, updates that do not count would age the cores
+    if not amount:  # on the line, updates of `after` that do not count would age the cores
         return evaluate(model, 0, keep_going, rows)
     with line.line_to(model, after).at(amount) as perturb:
         return model.objective.evaluate(model.run_rows.held_out(rows), OWN, keep_going, perturb)
@@ -98,8 +99,9 @@ def named_prior(model: TrainableModel) -> dict[str, float]:
 
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
-    """Return the answers of the current model, or of the base model, to `rows` test rows. Everybody gets the
-    same rows, and the classes alternate. The prior is subtracted from scores unless the loss is plain.
+    """Return the current model's answers to `rows` test rows, or with `base` the base model's answers. Every
+    node takes the same rows, and their classes alternate. The prior is subtracted from scores unless the loss
+    is plain.
 
     Raises UserError DATA_*, and as `prior` does.
     """
@@ -121,6 +123,6 @@ def generate(model: TrainableModel, prompt: str, tokens: int) -> tuple[str, str]
 
 
 def read_test_rows(model: TrainableModel) -> None:
-    """Read the test rows, so that later questions read no file. Any thread may call this, because it touches
-    nothing that training uses. Raises UserError DATA_*."""
+    """Read the test rows, so that later evaluations read no file. Any thread may call this, because it
+    touches nothing that training uses. Raises UserError DATA_*."""
     model.run_rows.held_out("test")

@@ -1,14 +1,14 @@
 """The trained model as files for other tools: a whole Hugging Face model, or a PEFT LoRA adapter. Neither is
 ever read back into a run.
 
-An adapter holds the change by training as low-rank factors, exact or truncated to a lower rank. The sum over
-subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix has rows or columns.
-Factors are computed in float64.
+An adapter holds the change that training made as low-rank factors, exact or truncated to a lower rank. The
+sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix has rows or
+columns. Factors are computed in float64.
 
 The files beside the weights are the base model's own, with only the necessary changes. transformers would
-write a configuration in the form of its own version, and another version might read another model from that
-(rope_theta of version 5 in version 4). All versions read the base model's own configuration alike. If version
-5 wrote it, the names of version 4 are added.
+write a configuration in the form of the installed version, and another version might misread it (version 4
+misreads rope_theta in the form of version 5). All versions read the base model's own configuration alike. If
+version 5 wrote that configuration, the names of version 4 are added.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tup
 
 
 def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
-    """Return two factors, each with the roots of the singular values. If the change is zero, they are zeros
-    of rank 1."""
+    """Return two factors, each multiplied by the square roots of the singular values. If the change is zero,
+    the factors are zeros of rank 1."""
     if not len(s):  # an adapter must have a rank
         return Factors(torch.zeros(len(u), 1), torch.zeros(1, v.shape[1]))
     root = s.sqrt()
@@ -133,8 +133,8 @@ def export_model(model: TrainableModel, out: Path, about: Provenance | None = No
     """Write the current model to the new folder `out`, for `from_pretrained` of the same Auto class.
 
     Weights are rebuilt from the base weights first: two nodes with equal digests write equal weights, to the
-    bit if both have loaded the model in the same dtype. `about` is for the card. Raises UserError BAD_OPTION
-    if `out` is not empty or cannot be written, DISK_FULL if there is no room.
+    bit if both have loaded the model in the same dtype. `about` goes into the model card. Raises UserError
+    BAD_OPTION if `out` is not empty or cannot be written, DISK_FULL if there is no room.
     """
     with new_folder(out) as folder:
         model.weights.rebuild()
@@ -184,8 +184,8 @@ def export(
     """Write the current model to the new folder `out`.
 
     `hf` is a whole Hugging Face model. `lora` is a PEFT adapter of the change that training made, of rank
-    `rank` at most. Return how well the adapter approximates that change; None for `hf`. `about` is for the
-    model's card. Raises UserError BAD_OPTION or DISK_FULL (`engine.export`).
+    `rank` at most. Return how well the adapter approximates that change; None for `hf`. `about` goes into the
+    model card. Raises UserError BAD_OPTION or DISK_FULL (`engine.export`).
     """
     model.restore()
     if form == "lora":
@@ -230,8 +230,8 @@ number of entries of `id2label`."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 FAST = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Names of the class of any fast tokenizer: the one in transformers 5 alone, and the one in versions 4 and
-5."""
+"""Class names of a fast tokenizer: the name that only transformers 5 knows, and the name that versions 4 and
+5 know."""
 
 
 def write_settings(
@@ -270,7 +270,7 @@ def _config(
         settings["label2id"] = {name: number for number, name in enumerate(labels)}
         if "problem_type" in settings:
             settings["problem_type"] = "single_label_classification"
-        if hasattr(model, "score"):  # finds a text's end by it, so it must not stand in a text
+        if hasattr(model, "score"):  # it finds texts' ends by the padding token, which no text may contain
             settings["pad_token_id"] = pad
     if added := vetting.older_names(settings, type(model.config)):
         settings = {key: value for key, value in settings.items() if key != vetting.SAVED_BY} | added

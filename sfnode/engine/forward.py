@@ -1,7 +1,7 @@
 """Runs a model: from sequences to the log-probabilities of their targets.
 
 A batch is cut into passes, which limits padding and memory. The logits of a pass, its largest tensor, are
-reduced at once. This module knows neither updates nor losses.
+reduced to log-probabilities at once. This module knows neither updates nor losses.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from sfnode.tasks.encoding import Encoded, Scored
 
 CPU_PASS_ENTRIES = 3 << 19
 """Maximum product of a pass's tokens and the widest layer's outputs, on a CPU: 512 tokens at OPT-125M's width
-of 3,072, or 1,536 at 1,024. More tokens are not cheaper each, and their activations no longer fit the caches
-(docs/benchmarks.md)."""
+of 3,072, or 1,536 at 1,024. In a larger pass a token takes as much time as in this one, and the activations
+no longer fit the caches (docs/benchmarks.md)."""
 
 LEAST_PASS_TOKENS = 256
-"""Number of tokens that a pass may have in any case, however wide the layers. With fewer, reading the weights
-would cost more than a smaller pass saves."""
+"""Minimum of the limit on a pass's tokens, however wide the layers. With fewer tokens, reading the weights
+would cost more time than the smaller pass saves."""
 
 OTHER_PASS_TOKENS = 65_536
-"""Maximum tokens of a pass on an accelerator. More would be faster, but take too much memory."""
+"""Maximum tokens of a pass on an accelerator. More tokens would be faster, but take too much memory."""
 
 READING = 64
 """Overhead of a pass on a CPU for reading the weights, in tokens that could be computed in that time."""
@@ -53,9 +53,9 @@ LAUNCHING = 4_096
 It is an estimate. With any value of some thousands nearly every batch is one pass."""
 
 CPU_PASS_BYTES = 256 << 20
-"""Maximum bytes of a pass's logits in float32 on a CPU, and of the keys and values of a beginning that is
-read once. If every token is a target, nothing in a pass is larger than the logits: 200 MB for 1,024 tokens of
-SmolLM2. A machine of 8 GiB has room for that beside a browser."""
+"""Maximum bytes of a pass's logits in float32 on a CPU, and of the keys and values of a common beginning. If
+every token is a target, nothing in a pass is larger than the logits: 200 MB for 1,024 tokens of SmolLM2. A
+machine of 8 GiB has room for that beside a browser."""
 
 PASS_BYTES, MEMORY_SHARE = 2 << 30, 16
 """Limit like CPU_PASS_BYTES on a GPU: PASS_BYTES, or the GPU's memory divided by MEMORY_SHARE if that is
@@ -66,8 +66,8 @@ LOGITS_AT_A_TIME = 1 << 24
 """Maximum number of logits that are in float32 at a time: 64 MiB."""
 
 LEAST_SHARED = 16
-"""Minimum number of common first tokens for which texts share one reading of them. Fewer are not worth a pass
-of their own."""
+"""Minimum number of common first tokens that are read once for all texts. Fewer tokens are not worth a
+separate pass."""
 
 
 class Batch(NamedTuple):
@@ -88,7 +88,7 @@ class Batch(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Some of a batch's sequences, no wider than they need to be, on the model's device."""
+    """Some of a batch's sequences, padded only to the longest of them, on the model's device."""
 
     input_ids: Tensor
     """(R, W)."""
@@ -110,7 +110,7 @@ class Pass(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Keys and values of the common beginning of some texts, computed at several points near the weights."""
+    """Keys and values of the common beginning of some texts, computed with the weights at several points."""
 
     tokens: int
     points: NDArray[np.int64]
@@ -139,7 +139,7 @@ KeepGoing = Callable[[], bool]
 
 
 def always() -> bool:
-    """Continue in any case."""
+    """Return True, so that a measurement is never interrupted."""
     return True
 
 
@@ -153,7 +153,8 @@ def paused() -> UserError:
 
 
 def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
-    """Score a batch that is small enough for one pass. Benchmarks compare a step with it."""
+    """Score a batch that is small enough for one pass. Benchmarks compare a step's time with that of this
+    function."""
     batch = batch_of(encoded)
     with torch.inference_mode():
         return _scored(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
@@ -232,8 +233,8 @@ def begin(
     perturb: Callable[[Pass], Perturbation | None],
     before: Begun | None = None,
 ) -> Begun:
-    """Read the tokens (T,) that texts begin with, at some points, ascending. Tokens read `before` are not
-    read again."""
+    """Compute keys and values of the tokens (T,) that texts begin with, at each of the ascending `points`.
+    Tokens in `before` are not read again."""
     first = before.tokens if before else 0
     ids, every = np.tile(tokens, (len(points), 1)), np.arange(len(points))
     last = np.full(len(points), len(tokens) - 1)
@@ -251,7 +252,7 @@ def begin(
 
 
 _KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""Results of `kept_of_a_token`, keyed by model, since each takes a pass."""
+"""Results of `kept_of_a_token`, keyed by model, since each result takes a forward pass."""
 
 
 def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
@@ -264,7 +265,7 @@ def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     first = np.zeros(1, np.int64)
     this = take(loaded, Batch(one, one + 1, one, first, first, first), first, first)
     layers: list[Any] = []
-    # code that looks for another kind of cache fails in its own way
+    # model code that expects another kind of cache fails with one of these errors
     with suppress(AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
         logits(replace(loaded, kept=None), this, past_key_values=cache)
         layers = list(cache.layers)
@@ -276,7 +277,7 @@ def mean_loss(
     loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None, *, at_once: bool = False
 ) -> Tensor:
     """Return the mean loss of a mini-batch that is small enough for one pass; a backward pass may follow. A
-    common beginning is read once. With `at_once` each text is read as a whole."""
+    common beginning of the texts is read once; with `at_once` each text is read as a whole instead."""
     batch = batch_of(encoded)
     every = np.arange(len(batch.input_ids))
     point = np.zeros_like(every)
@@ -300,8 +301,8 @@ def batch_of(encoded: Encoded) -> Batch:
 def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64]) -> Pass:
     """Return the pass with these sequences in this order; `targets` are the numbers of their targets.
 
-    Raises UserError MODEL_UNSUPPORTED for tokens that the model does not know. A GPU would report only later
-    that something is wrong, and compute nothing more.
+    Raises UserError MODEL_UNSUPPORTED for tokens that the model does not know. Without this check a GPU would
+    report an error only later, and compute nothing afterwards.
     """
     width = int(batch.attention_mask[sequences].sum(1).max())
     row_of = np.zeros(len(batch.input_ids), np.int64)
@@ -343,7 +344,7 @@ def passes(
     if loaded.kept is not None and isinstance(loaded.kept.cut, Head):
         _keep(loaded, loaded.kept, batch, sequences)
         yield sequences
-    else:  # each pass computes its own missing states: those of all may not fit
+    else:  # each pass computes its own missing states: the states of all passes may not fit
         yield from _passes(loaded, batch, sequences, begun)
 
 
@@ -375,13 +376,13 @@ def groups(
 ) -> list[NDArray[np.int64]]:
     """Cut sequences into groups of similar lengths, the longest first; one group is one pass.
 
-    `width`: the widest layer's outputs; `logits`: the number that each sequence's targets need. The cuts
+    `width`: the widest layer's outputs; `logits`: the number of logits for each sequence's targets. The cuts
     between lengths minimise the cost of padded tokens and of the passes' overhead. A group that is too large
-    for one pass is cut into equal parts, which exceed the limit by less than a sequence.
+    for one pass is cut into equal parts; each part exceeds the limit by less than one sequence.
     """
     order = np.argsort(-lengths, kind="stable")
     descending, counts = np.unique(-lengths, return_counts=True)
-    starts = np.concatenate([[0], np.cumsum(counts)])  # begin of each length in `order`
+    starts = np.concatenate([[0], np.cumsum(counts)])  # start of each length in `order`
     if device.type == "cpu":
         limit, overhead = max(CPU_PASS_ENTRIES // width, LEAST_PASS_TOKENS), READING + INTERPRETING / width
     else:
@@ -435,8 +436,8 @@ def logits(loaded: LoadedModel, this: Pass, begun: int = 0, **cached: Any) -> Te
     it. Kept states of a text are not computed again.
 
     A causal model is given no mask for padding on the right. No target can see that padding, and transformers
-    spends time on a mask. (An accelerator waits at the start of a pass in either case, to inspect positions
-    or mask.)
+    spends time on a mask. (With or without a mask, an accelerator waits at the start of a pass, where the
+    mask or the positions are inspected.)
 
     Raises UserError MODEL_UNSUPPORTED for positions that the model's tables lack.
     """
@@ -479,7 +480,7 @@ def _outputs(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
 
 
 def _keep(loaded: LoadedModel, kept: KeptStates, batch: Batch, sequences: NDArray[np.int64]) -> None:
-    """Compute the states of these sequences that are missing, once for each text."""
+    """Compute the missing states of these sequences, once for each text."""
     texts = texts_of(*(part[sequences] for part in batch[:3]))
     places = kept.lacking(texts)
     lacking = sequences[list(places.values())]

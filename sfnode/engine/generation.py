@@ -1,13 +1,14 @@
 """Generation: answers to many prompts at once.
 
-Rows that are written together share every product with the weights. Prompts go through the model padded on
-the right, as in any other forward pass. A common beginning of all prompts, such as instructions, goes through
-once. The keys and values of the prompts are then shifted so that all rows end in the same column: padding on
-the left, which every family of transformers accepts. A finished row gives its place to the last row, and
-waiting rows fill the free places.
+Rows that are generated together share every matrix product with the weights. Prompts go through the model
+padded on the right, as in any other forward pass. A common beginning of all prompts, such as instructions,
+goes through once. The keys and values of the prompts are then shifted so that all rows end in the same
+column. The padding is then on the left, which every model family of transformers accepts. When a row is
+finished, the last row moves to its slot in the cache, and waiting rows fill the free slots.
 
-Tokens are the likeliest ones, or drawn by counters. The same rows with the same weights, device and precision
-therefore get the same tokens. Knows no updates, no task and no scores.
+Tokens are the likeliest ones, or drawn with random numbers from counters. The same rows with the same
+weights, device and precision therefore get the same tokens. This module knows no updates, no task and no
+scores.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES, CPU_CACHE_BYTES = 1 << 30, 512 << 20
 """Default maximum bytes of the keys and values of all rows that are written together, on an accelerator and
-on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and more rows are no faster. The limits do not
-depend on free memory, because rows that are written together round alike."""
+on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and with more rows a token takes as long. The
+limits do not depend on free memory, because a row's rounding depends on the rows that are written with it."""
 
 REFILL_SHARE = 4
-"""Divisor of the number of places: once this share of them (a quarter) is free, the free ones are filled.
-Filling each at once would read all weights for a single prompt; waiting for the last row would leave places
+"""Divisor of the number of cache slots: free slots are filled once a quarter of all slots is free. Filling
+each slot at once would read all weights for a single prompt; waiting for the last row would leave slots
 empty."""
 
 DRAW_BITS = 31
@@ -96,7 +97,7 @@ def generate(
     keep_going: KeepGoing = always,
     perturb: Perturb | None = None,
 ) -> list[Continuation]:
-    """Answer all rows, in the order given. `perturb` moves the weights.
+    """Answer all rows, in the order given. `perturb` perturbs the weights.
 
     Raises UserError BAD_OPTION for a classifier, and PAUSED if `keep_going`, asked before each token, returns
     False.
@@ -141,7 +142,7 @@ def _shared(rows: Sequence[AnswerRequest]) -> int:
     left. 0 if reading them once does not pay."""
     prompts = [list(row.prompt) for row in rows]
     own = min(map(len, prompts)) - 1
-    found = common_prefix(min(prompts)[:own], max(prompts))  # all others lie between these two
+    found = common_prefix(min(prompts)[:own], max(prompts))  # all others lie between them
     return found if len(rows) > 1 and found >= forward.LEAST_SHARED else 0
 
 
@@ -160,8 +161,8 @@ class _Active:
 
 
 class _Decoder:
-    """Writes the answers to all rows, as many at a time as there are places. Every call of `advance` reads
-    prompts in one pass, or writes one token of each row."""
+    """Writes the answers to all rows, as many rows at a time as the cache has slots. Every call of `advance`
+    reads prompts in one pass, or writes one token of each row."""
 
     def __init__(
         self, loaded: LoadedModel, rows: Sequence[AnswerRequest], plan: AnswerPlan, perturb: Perturb | None
@@ -175,7 +176,7 @@ class _Decoder:
         self._inputs = inspect.signature(loaded.model.forward).parameters
         self._waiting = deque(_Active(number, row) for number, row in enumerate(rows))
         self._active: list[_Active] = []
-        """Rows in the order of their places in the cache."""
+        """Rows in the order of their slots in the cache."""
         columns = max(len(row.prompt) for row in rows) + plan.tokens
         self._vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
         most = min(len(rows), max(1, forward.pass_logits(loaded.device) // self._vocabulary))
@@ -195,8 +196,8 @@ class _Decoder:
         self._cache = _Cache(kept, most, columns, usual if plan.cache_bytes is None else plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
-        """A pass over one token of each row, and its perturbation. None after the rows have changed: it is
-        made anew."""
+        """A pass over one token of each row, and its perturbation. None after the rows have changed; the next
+        token makes a new one."""
 
     @property
     def busy(self) -> bool:
@@ -204,7 +205,7 @@ class _Decoder:
         return bool(self._waiting or self._active)
 
     def advance(self) -> None:
-        """Read some prompts if there are places for them; otherwise write a token of each row."""
+        """Read some prompts if enough cache slots are free; otherwise write a token of each row."""
         free = self._cache.most - len(self._active)
         if not self._keeps:
             self._active += [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
@@ -264,7 +265,7 @@ class _Decoder:
         self._add(list(self._active), logits)
 
     def _write_anew(self) -> None:
-        """Write one more token of every row, from its whole text."""
+        """Write one more token of every row without a cache, by reading its whole text."""
         this = _pass(self._loaded, [[*one.row.prompt, *one.tokens] for one in self._active])
         with self._loaded.perturber.applying(self._moved(this)):
             logits = forward.logits(self._loaded, this)
@@ -293,7 +294,7 @@ class _Decoder:
             self._finish(one, text, ended=one in ended)
 
     def _finish(self, one: _Active, text: str, *, ended: bool) -> None:
-        """Keep a row's answer, and move the last row to its place."""
+        """Store a row's answer, and move the last row to its cache slot."""
         cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
         self.answers[one.number] = Continuation(text[: min(cuts, default=None)], tuple(one.tokens), ended)
         place = self._active.index(one)
@@ -347,7 +348,7 @@ class _Cache:
         return self._layers[0].end
 
     def leave(self, place: int) -> None:
-        """Remove the row at this place, and move the last row there."""
+        """Remove the row in slot `place`, and move the last row there."""
         for layer in self._layers:
             layer.leave(place)
 
@@ -361,8 +362,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer, (rows, heads, columns, d) each, in memory that is allocated once.
 
     transformers' own layer copies everything for every token. Columns before a row's first token hold 0 or
-    older values of the same row. Values of other rows are overwritten, because a NaN would spread even if it
-    is masked.
+    older values of the same row. Values of other rows are overwritten, because a NaN would spread even from a
+    masked column.
     """
 
     def __init__(self, like: Any, rows: int, columns: int) -> None:
@@ -381,7 +382,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self._show(self.rows, end)
 
     def shift(self, end: int) -> None:
-        """Make all rows end in this column. Columns on the left of the longest row may be lost."""
+        """Shift all rows so that they end at column `end`. Columns on the left of the longest row may be
+        lost."""
         width = min(self.end, end)
         for held in self._held:
             kept = held[: self.rows, :, self.end - width : self.end].clone()
@@ -389,7 +391,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._show(self.rows, end)
 
     def join(self, *new: Tensor) -> None:
-        """Add rows of equal length, no longer than there are columns in use."""
+        """Add rows of equal length, which is at most the number of columns in use."""
         rows, first = self.rows + new[0].shape[0], self.end - new[0].shape[2]
         for held, added in zip(self._held, new, strict=True):
             held[self.rows : rows, :, :first] = 0
@@ -397,7 +399,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._show(rows, self.end)
 
     def leave(self, place: int) -> None:
-        """Remove the row at this place, and move the last row there."""
+        """Remove the row in slot `place`, and move the last row there."""
         last = self.rows - 1
         for held in self._held if place != last else ():
             held[place, :, : self.end] = held[last, :, : self.end]
@@ -412,10 +414,12 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
-    """Return a token for each row of logits (n, vocab), (n,), by draws (n,) of DRAW_BITS bits.
+    """Return a random token for each row of logits (n, vocab), as a tensor (n,). `draws` (n,) are the random
+    numbers, of DRAW_BITS bits each.
 
     Probabilities become integers, whose sums are exact in any order. With equal integers a draw gives the
-    same token on every device (SPEC R11). Rows are taken in blocks, since sums take eight bytes each.
+    same token on every device (SPEC R11). Rows are processed in blocks, since the cumulative sums take eight
+    bytes for each logit.
     """
     block = max(1, forward.LOGITS_AT_A_TIME // logits.shape[1])
     parts = zip(torch.split(logits, block), np.split(draws, range(block, len(draws), block)), strict=True)
@@ -442,8 +446,7 @@ def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:
 
 
 def token_bytes(loaded: LoadedModel) -> int:
-    """Return the bytes of one token's keys and values; 0 for a model that keeps something else of the
-    past."""
+    """Return the bytes of one token's keys and values; 0 for a model that caches something else."""
     with torch.inference_mode():
         return _bytes(forward.kept_of_a_token(loaded))
 
@@ -463,7 +466,7 @@ def _check_writes(loaded: LoadedModel) -> None:
 
 
 def _ends(loaded: LoadedModel) -> frozenset[int]:
-    """Return the tokens that end a text, by the model's files."""
+    """Return the tokens that end a text according to the model's files."""
     own = loaded.model.generation_config.eos_token_id
     found = loaded.tokenizer.eos_token_id if own is None else own
     if found is None:

@@ -1,10 +1,11 @@
-"""Gradients of mini-batches' losses by the cells of small cores, for first-order updates (SPEC U11).
+"""Gradients of mini-batches' losses with respect to the cells of small cores, for first-order updates (SPEC
+U11).
 
-A core X is applied in activation space, y += U (X (V^T x)), as a small leaf of the graph
-(`models.perturbation`). No matrix is written, no gradient of a weight exists, and frozen layers below the
-first target have no backward pass. Rows are separate. If a backward pass needs too much memory, the
-mini-batch goes in parts; if one row needs too much, its blocks are computed again. The first row shows which
-of these a model needs.
+A core X is applied in activation space, y += U (X (V^T x)), as a small leaf of the autograd graph
+(`models.perturbation`). No matrix is written, no gradient of a weight is computed, and frozen layers below
+the first target have no backward pass. If a backward pass needs too much memory, the mini-batch is computed
+in parts; if a single row needs too much, its blocks are computed again (gradient checkpointing). The memory
+for the first row shows whether a model needs either.
 
 This module knows a model, bases and encoded rows. It knows neither feeds nor the origin of rows.
 """
@@ -41,24 +42,24 @@ from sfprotocol.seeds import coordinates
 F64 = NDArray[np.float64]
 
 GRADIENT = 3
-"""Cost of a row's gradient, in forwards: a backward pass counts as two."""
+"""Cost of a row's gradient, in forward passes: a backward pass counts as two."""
 
 ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
 """Maximum bytes of a backward pass's saved tensors: ROOM_SHARE of the weights' bytes, but at least
 LEAST_ROOM. A step then takes 1.1 times the memory of inference in float32, and up to 1.3 times in narrow
-formats of a small model. Half the room would take a quarter more time (docs/benchmarks.md)."""
+formats of a small model. With half of this limit a step takes a quarter more time (docs/benchmarks.md)."""
 
 WRITTEN_ROOM = 8
-"""Factor of the limit by ROOM_SHARE for answers that the model has written. Writing them took memory anyway,
-and a common beginning is read once for all answers that fit. Without the factor a step takes twice as
-long."""
+"""Factor that raises the limit of ROOM_SHARE for answers that the model has written. Writing them took memory
+anyway, and a common beginning is read once for all answers within the limit. Without the factor a step takes
+twice as long."""
 
 LOSS_SCALE = 2.0**10
-"""Factor of losses in float16. Without it gradients would be below the format's smallest number."""
+"""Factor of losses in float16. Without it gradients would underflow."""
 
 
 class Gradient(NamedTuple):
-    """A mini-batch's loss and its gradient by all cells, in the values of the bases."""
+    """A mini-batch's loss and its gradient with respect to all cells, with the bases' units applied."""
 
     cells: F64
     """(cells,), in the order of SPEC U11."""
@@ -73,8 +74,8 @@ class Gradient(NamedTuple):
 def gradient(
     loaded: LoadedModel, space: Subspace, subspace: int, batch: Encoded, longest: float = math.inf
 ) -> Gradient:
-    """Return the gradient of a mini-batch's mean loss at the current weights, with their live core. A row's
-    own gradient is cut to the length `longest`.
+    """Return the gradient of a mini-batch's mean loss at the current weights, with their live core. Each
+    row's gradient is scaled down to the norm `longest` if it is longer.
 
     Raises UserError OUT_OF_MEMORY if there is not even room for one row.
     """
@@ -87,7 +88,8 @@ def gradient(
 
 def along(derivatives: F64, seeds: NDArray[np.uint64]) -> F64:
     """Return the slopes along the directions of n updates in one subspace, (batches, n). `derivatives`: the
-    derivative of each batch's loss by every entry of the subspace's core, (batches, layers, rank, rank)."""
+    derivative of each batch's loss with respect to every entry of the subspace's core, (batches, layers,
+    rank, rank)."""
     count, layers, rank, _ = derivatives.shape
     found = np.empty((count, len(seeds)))
     each, every = max(1, CHUNK_ENTRIES // layers), np.arange(layers)
@@ -123,8 +125,8 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
 
 @contextmanager
 def differentiable(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
-    """Record graphs within the block. Yield the vectors among the targets, keyed by the target's number. They
-    are moved in place, and require gradients meanwhile."""
+    """Record autograd graphs within the block. Yield the targets that are vectors, keyed by number of the
+    target. They are perturbed in place, and require gradients within the block."""
     found: dict[int, Tensor] = {
         number: getattr(site.module, site.parameter)
         for number, site in enumerate(loaded.sites)
@@ -148,9 +150,10 @@ def by_leaves(
     batch: Encoded,
     longest: float = math.inf,
 ) -> tuple[float, F64]:
-    """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows). A leaf has
-    a target's amounts along v by u, in some blocks of `directions`; the live core's directions come before
-    the blocks. `longest` as for `gradient`, for a model without vectors. Raises UserError OUT_OF_MEMORY."""
+    """Return a batch's mean loss and its gradient with respect to every leaf, (layers, blocks, columns,
+    rows). A leaf holds the transposed core of one target, with one block for each subspace in `directions`,
+    where the live core's directions come before the subspaces'. `longest` as for `gradient`, for a model
+    without vectors. Raises UserError OUT_OF_MEMORY."""
     if loaded.model not in _ROOMS:
         _ROOMS[loaded.model] = _Room.of(loaded)
     room = _ROOMS[loaded.model]
@@ -212,9 +215,10 @@ def _by_leaves(
 
 
 def _cut(found: F64, batch: Encoded, longest: float) -> F64:
-    """Return the mean of the rows' gradients, (layers, blocks, columns, rows), from those of their sequences,
-    (layers, sequences, blocks, columns, rows). Each row's gradient is cut to the length `longest`. A gradient
-    that is not finite counts as 0, because its row may be the one to protect."""
+    """Return the mean of the rows' gradients, (layers, blocks, columns, rows), from the gradients of their
+    sequences, (layers, sequences, blocks, columns, rows). Each row's gradient is scaled down to the norm
+    `longest` if it is longer. A gradient that is not finite counts as 0, because a visible failure could
+    reveal its row."""
     layers, sequences = found.shape[:2]
     of_sequence = batch.examples * found.reshape(layers, sequences, -1).swapaxes(0, 1).reshape(sequences, -1)
     of_row = np.zeros((batch.examples, of_sequence.shape[1]))
@@ -226,16 +230,16 @@ def _cut(found: F64, batch: Encoded, longest: float) -> F64:
 
 
 def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: int) -> Tensor:
-    """Return the gradient by a vector's cores, (blocks, columns, rows), from the gradient by its entries,
-    (n,)."""
+    """Return the gradient with respect to a vector's cores, (blocks, columns, rows), from the gradient with
+    respect to its entries, (n,)."""
     live = directions.live
     u, v = directions.u[number][live:].to(gradient), directions.v[number][:, live:].to(gradient)
     return v.view(blocks, -1, 1) * (u @ gradient).view(blocks, 1, -1)
 
 
 def _recomputing(loaded: LoadedModel) -> AbstractContextManager[None]:
-    """While the context lasts, save only the input of each of the model's blocks, and compute the rest again
-    when it is needed (gradient checkpointing)."""
+    """Save only the input of each of the model's blocks within the context, and compute the rest again when
+    it is needed (gradient checkpointing)."""
     again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
     return instead({block: again(block.forward) for block in blocks_of(loaded.model)})
 
@@ -253,7 +257,7 @@ class _Room:
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _Room:
-        """Return the room of a model."""
+        """Return the limit for a model. The bytes that a token takes are not known yet."""
         tensors = (*loaded.model.parameters(), *loaded.model.buffers())
         places = frozenset(one.untyped_storage().data_ptr() for one in tensors)
         return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)), places)
@@ -277,7 +281,7 @@ class _Room:
 
     def parts(self, batch: Encoded) -> Iterator[Encoded]:
         """Yield a mini-batch in parts within the limit, rows of similar lengths together. For a model's first
-        mini-batch, the first part is one row of middling length, which shows the bytes that a token takes."""
+        mini-batch, the first part is one row of median length, which shows the bytes that a token takes."""
         tokens, groups = batch.lengths(), list[list[int]]()
         order = np.argsort(-tokens, kind="stable").tolist()
         if not (self.of_token or batch.centred):

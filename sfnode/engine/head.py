@@ -1,9 +1,9 @@
-"""Slopes and gradients of a linear head's losses from kept states: many updates as a few products.
+"""Slopes and gradients of a linear head's losses from kept states. A few matrix products serve many updates.
 
 Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. So the outputs at the weights,
-and the projections of all states, are computed once in a step, and the two points of every update are sums of
-them. The results equal those of `estimator`, which this module replaces if only a head is trained, with the
-plain loss.
+and the projections of all states, are computed once in a step, and the outputs at the two points of every
+update are sums of these. The results equal those of `estimator`, which this module replaces if only a head is
+trained, with the plain loss.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
 
 BLOCK = 1 << 20
-"""Maximum number of outputs that are compared at a time: 4 MiB in float32, most of which fits a processor's
+"""Maximum number of outputs that are processed at a time: 4 MiB in float32, most of which fits a processor's
 cache."""
 
 
@@ -60,8 +60,8 @@ class Known(NamedTuple):
 
 
 class HeadLosses(Losses):
-    """The objective of a trainer that trains only a linear head, with the plain loss. Its mini-batches are
-    numbers of rows, (batch_size,)."""
+    """The objective of a trainer that trains only a linear head, with the plain loss. A mini-batch is an
+    array of row numbers, (batch_size,)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -72,8 +72,8 @@ class HeadLosses(Losses):
     def estimates(
         self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
-        """Estimate the derivative of each mini-batch's mean loss along its direction, the one with the same
-        index. All mini-batches have the same number of rows. Raises UserError as `encode`."""
+        """Estimate the derivative of each mini-batch's mean loss along the direction with the same index. All
+        mini-batches have the same number of rows. Raises UserError as `encode`."""
         directions, rows = space.directions(seeds, subspace), self._every_row()
         (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
         epsilon = representable(distance, directions)
@@ -98,7 +98,7 @@ class HeadLosses(Losses):
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
     ) -> Gradient:
-        """Return the gradient of the rows with these numbers, by products of their states."""
+        """Return the gradient of the rows with the numbers in `batch`, computed from their states."""
         every, chosen = self._every_row(), torch.from_numpy(batch)
         rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
         directions = space.whole(subspace)
@@ -149,10 +149,11 @@ def rows_of(
 
 
 def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) -> tuple[F64, float]:
-    """Return the mean of the rows' gradients by all cells of A, (columns of u, columns of v), and their mean
-    loss, at `rows.outputs`. A row's gradient is cut to the length `longest`.
+    """Return the mean of the rows' gradients with respect to all cells of A, (columns of u, columns of v),
+    and their mean loss, at `rows.outputs`. A row's gradient is scaled down to the norm `longest` if it is
+    longer.
 
-    A row's gradient is an outer product, so its length is known without computing it.
+    A row's gradient is an outer product, so its norm is known without computing it.
     """
     lacking = rows.outputs.double().softmax(1) - one_hot(rows.labels, rows.outputs.shape[1])
     along = lacking @ u.double()  # (rows, columns of u)

@@ -1,15 +1,15 @@
-"""The line W + c D through a model's weights, where D is the change by a core; and each update's share in
-that change.
+"""The line W + c D through a model's weights, where D is the change that a core makes; and each update's
+share in that change.
 
 D is applied in activation space, as a step's directions are: U A is one side, V the other, and no matrix is
-written. Vectors have no input to project, and are moved in place, as in a step. A search chooses c by
-validation rows; the searcher decides where to look.
+written. Vectors have no input to project, and are moved in place, as in a step. A search chooses c by the
+loss on validation rows; a `LineSearcher` decides which values to try.
 
-An update changes one entry of every layer's core. Let G be the derivatives of a loss by the entries of all
-cores, and s, i, j an update's signs and coordinates (SPEC R6). Then p = sum over layers of s * G[i, j] is the
-slope along the update's direction: the scalar that it would have if these rows were its mini-batch. One
-backward pass over some rows thus gives the slopes of all updates. G is taken in the middle of their common
-step, where a slope times the step equals the step's effect to third order.
+An update changes one entry of every layer's core. Let G be the derivatives of a loss with respect to the
+entries of all cores, and s, i, j an update's signs and coordinates (SPEC R6). Then p = sum over layers of s *
+G[i, j] is the slope along the update's direction: the scalar that it would have if these rows were its
+mini-batch. One backward pass over some rows thus gives the slopes of all updates. G is taken in the middle of
+their common step, where a slope times the step equals the step's effect, with an error of third order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ A = TypeVar("A", bound=NDArray[Any])
 
 
 class LineSearcher(Protocol):
-    """A policy that looks for a place on a line (`organising.evaluation.line_search`)."""
+    """A policy that searches for the best c on a line (`organising.evaluation.line_search`)."""
 
     @property
     def amounts(self) -> Sequence[float]:
@@ -73,8 +73,8 @@ class Line:
 
     @contextmanager
     def at(self, amount: float) -> Iterator[forward.Perturb]:
-        """Move vectors to W + `amount` D within the block, and yield a function that gives a pass the same
-        perturbation."""
+        """Yield a function that returns the perturbation of a pass by `amount` D. Within the block, targets
+        that are vectors are moved in place."""
         u = tuple((side * amount).to(self._loaded.dtype) for side in self._u)
         directions = Directions(u, self._v, 0)
         kept = []
@@ -92,7 +92,7 @@ class Line:
     def losses(self, batches: Sequence[Encoded], amounts: Sequence[float]) -> NDArray[np.float64]:
         """Return the loss of each row of these batches at W + c D for each c of `amounts`: (rows, amounts).
 
-        The loss is the one that a step measures, batch by batch.
+        The loss is computed batch by batch, as a training step computes it.
         """
         found = []
         for amount in amounts:
@@ -176,13 +176,13 @@ Updates = tuple[UpdateBatch, I64]
 
 
 class Slopes(NamedTuple):
-    """Derivatives of some batches' mean losses by the entries of all cores."""
+    """Derivatives of some batches' mean losses with respect to the entries of all cores."""
 
     loss: float
     """The mean of those losses."""
     cores: Mapping[int, F64]
-    """Derivatives, keyed by subspace, (batches, layers, rows, columns). Entry [.., i, j] is the derivative by
-    a change of W along u_i v_j^T."""
+    """Derivatives, keyed by subspace, (batches, layers, rows, columns). Entry [.., i, j] is the derivative
+    with respect to a change of W along u_i v_j^T."""
     lately: Mapping[int, F64] = MappingProxyType({})
     """Weighted sum of the derivatives of all measurements so far, keyed by subspace, (cells,) each. Only
     first-order runs use it."""
@@ -202,7 +202,7 @@ class Slopes(NamedTuple):
 
     def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> StepShare:
         """Return the share that these updates have in the step. `delta`: the unit of a scalar. `unit`, keyed
-        by subspace: the change of W along u_i v_j^T by 1 in the core."""
+        by subspace: the change of W along u_i v_j^T for a change of 1 in the core."""
         batch, weights = updates
         if batch.scalars.ndim == 2:
             return self._share_of_gradients(batch, weights, unit)
@@ -215,7 +215,8 @@ class Slopes(NamedTuple):
 
     def _share_of_gradients(self, batch: UpdateBatch, weights: I64, unit: Mapping[int, float]) -> StepShare:
         """Return the share that first-order updates have in the step. Its score is the cosine of their sum
-        with the recent gradients, divided by the cosine's standard deviation by chance (SPEC O16)."""
+        with the recent gradients, divided by the standard deviation of that cosine for a random direction
+        (SPEC O16)."""
         steps, slopes, lately = list[F64](), list[F64](), list[F64]()
         for subspace in np.unique(batch.epochs).tolist():
             chosen = batch.epochs == subspace
@@ -278,8 +279,9 @@ def _slopes(
     model: TrainableModel, step: Mapping[int, I64], batches: Sequence[Encoded], keep_going: KeepGoing
 ) -> tuple[Slopes, int]:
     """Return the slopes of these batches, and the number of forward passes used. They are measured in the
-    middle of the step by the cores `step`, or at its start if the loss is lower there: nobody should choose
-    where all are judged by ruining the model. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE and PAUSED."""
+    middle of the step by the cores `step`, or at its start if the loss is lower there. Without the second
+    point, an update that ruins the model would determine where all updates are judged. Raises UserError
+    OUT_OF_MEMORY, LOSS_NOT_FINITE and PAUSED."""
     here = Line(model.loaded, model.space, model.weights.scale, {})
     before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
     found, passes = measure(model, step, batches, MIDDLE, keep_going), 1 + GRADIENT
@@ -299,7 +301,8 @@ def _of_rows(share: StepShare) -> StepShare:
     """Return a share whose score is limited to its worth in standard errors (SPEC O16). Along a linear head a
     score of thousands of updates, or of many updates on the same rows, says little beyond the sample of rows.
     Without the limit a first-order run on SST-2 skipped a quarter of the honest work and overfitted the
-    validation rows: loss 0.345 there and 0.401 on the test rows, against 0.381 and 0.385 with the limit."""
+    validation rows: a loss of 0.345 on these and of 0.401 on the test rows, against 0.381 and 0.385 with the
+    limit."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
     return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 
@@ -312,10 +315,10 @@ def measure(
     keep_going: KeepGoing = always,
 ) -> Slopes:
     """Return the slopes of these batches at W + `at` D. W are the model's weights without a live core, and D
-    is the change by the cores `step`.
+    is the change that the cores `step` make.
 
-    Slopes are measured only in the subspaces of `step`, which must have one. Raises UserError OUT_OF_MEMORY,
-    and PAUSED if `keep_going`, asked before each batch, returns False.
+    Slopes are measured only in the subspaces of `step`, which must have at least one. Raises UserError
+    OUT_OF_MEMORY, and PAUSED if `keep_going`, asked before each batch, returns False.
     """
     loaded, space, scale, subspaces = model.loaded, model.space, model.weights.scale, sorted(step)
     directions, leaves = _side_by_side(loaded, space, subspaces), _leaves(space, scale, step, at)
@@ -335,7 +338,7 @@ def measure(
 
 
 def _side_by_side(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]) -> Directions:
-    """Return the bases of these subspaces side by side, as directions in their unit."""
+    """Return the bases of these subspaces side by side, as directions with the bases' units applied."""
     u, v = [], []
     for number in range(len(space.targets)):
         pairs = [space.matrices(subspace, number) for subspace in subspaces]
@@ -348,8 +351,8 @@ def _side_by_side(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]
 def _leaves(
     space: Subspace, scale: Callable[[int], float], step: Mapping[int, I64], at: float
 ) -> list[Tensor]:
-    """Return for each target its amounts along v by u at this share of the step, (subspaces, r, r), as leaves
-    of a graph."""
+    """Return the transposed core of each target, scaled to the share `at` of the step, (subspaces, r, r), as
+    leaves of an autograd graph."""
     found = []
     for number in range(len(space.targets)):
         blocks = [

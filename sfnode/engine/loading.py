@@ -48,8 +48,8 @@ def training_rows(
     *,
     skip_bad: bool = False,
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
-    """Return the rows that this node draws its mini-batches from. Return also the run's public training rows;
-    None if they were not read."""
+    """Return the rows that this node draws its mini-batches from, and the run's public training rows, or None
+    if these were not read."""
     if override is None:
         public = rows = dataset.training_rows(manifest.data, manifest.task, places)
     else:
@@ -60,17 +60,19 @@ def training_rows(
 
 
 SHAPES = ((2, 3), (3, 5))
-"""Sequences and tokens of each check. A layer may see a row per sequence, token, position or distance
-(DeBERTa sees two for each position). In at most one of these shapes such numbers coincide."""
+"""Numbers of sequences and of tokens in each check. A layer may see a row per sequence, token, position or
+distance (DeBERTa sees two rows for each position). In at most one of these shapes the numbers of such rows
+coincide."""
 
 PREDICTED = 16
-"""Number of tokens whose log-probabilities are compared for causality. A single one may agree by accident."""
+"""Number of tokens whose log-probabilities are compared for causality. The log-probability of a single token
+may agree by accident."""
 
 DISTANCE = 0.05
 """Size of the first sequence's perturbation, large enough to show in half precision."""
 
 TOLERANCE = 0.02
-"""Maximum relative difference of log-probabilities by rounding alone."""
+"""Maximum relative difference of log-probabilities that rounding alone may cause."""
 
 
 def target_problem(loaded: LoadedModel) -> str | None:

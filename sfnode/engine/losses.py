@@ -1,8 +1,8 @@
 """The objective of tasks with given answers, whose loss follows from log-probabilities; and the public rows
 of a run, which the objective of reward runs (`reward_objective`) shares.
 
-A trainer has one objective. It measures updates, and evaluates the model at given weights. A run's public
-rows are read once, when they are first needed. Knows neither updates nor who asks.
+A trainer has one objective, which measures updates, and evaluates the model at given weights. A run's public
+rows are read once, when they are first needed. This module knows neither earlier updates nor its callers.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ EVALUATION_BATCH = 32
 """Number of an evaluation's rows that are tokenised and cut into passes together."""
 
 BATCH_ROWS = 8
-"""Target number of rows of a batch, rounded up to a multiple of the classes. It is small, because a backward
-pass keeps activations."""
+"""Target number of rows of a batch for measuring slopes, rounded up to a multiple of the classes. It is
+small, because a backward pass keeps activations."""
 
 LEAST_BATCHES = 2
-"""Minimum number of batches: one has no spread."""
+"""Minimum number of batches for measuring slopes: a single batch gives no standard error."""
 
 
 def scorer(
@@ -148,8 +148,8 @@ def scorer(
 
 
 OWN_ROWS = 32
-"""Minimum number of rows that a first-order update on a node's own rows is measured on, or all its rows if
-they are fewer. A gradient of more rows reveals less about each."""
+"""Minimum number of rows that a first-order update on a node's own rows is measured on, or all its rows if it
+has fewer. A gradient of more rows reveals less about each."""
 
 
 class Priors:
@@ -175,7 +175,7 @@ class Priors:
         return self._found[weights]
 
     def measured(self, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None) -> Prior:
-        """Return the prior of the current weights, moved by `perturb`. Raises as `of`."""
+        """Return the prior of the current weights, perturbed by `perturb`. Raises as `of`."""
         task, tokenizer = self._task, self._loaded.tokenizer
         if task.loss == "calibrated" or (task.prior and not self._rows.some_if_any()):
             return prior_of(task)
@@ -189,8 +189,8 @@ class Losses:
     """The objective of one trainer for a task with given answers."""
 
     reading: tuple[int, int] | None = None
-    """Progress of reading rows for the first update: the number of rows that were read, and of all. None at
-    other times. Any thread may look."""
+    """Progress of reading rows for the first update: number of rows read, and number of all rows. None at
+    other times. Any thread may read it."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Losses:
         noisy: bool = False,
     ) -> None:
         """`rows`: the rows that mini-batches are drawn from. `secret`: as for `Shard`. `noisy`: updates have
-        noise, which hides rows, so that mini-batches need not be larger."""
+        noise, which hides rows, so mini-batches are not enlarged to OWN_ROWS."""
         self._task, self._loaded, self._priors = manifest.task, loaded, priors
         self._group = manifest.training.group
         size, once = manifest.training.batch_size, manifest.training.is_first_order
@@ -214,13 +214,13 @@ class Losses:
         self.odds = self.shard.odds
         self.mini_batch: Callable[[int], Any] = self.shard.mini_batch
         self._base_scored: dict[tuple[str, int], list[ScoredBatch]] = {}
-        """Scores of the base model on held-out rows of a labelled task. They are dropped once a calibrated
-        evaluation has used them, too."""
+        """Scores of the base model on held-out rows of a labelled task. A plain evaluation stores them, and a
+        calibrated one drops them after use."""
 
     def estimates(
         self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
-        """Estimate slopes by the losses of the rows' own answers (`engine.estimator`)."""
+        """Estimate slopes from the losses of the rows' given answers (`engine.estimator`)."""
         directions = space.directions(seeds, subspace)
         return estimates(self._loaded, directions, batches, distance, self._group)
 
@@ -232,8 +232,8 @@ class Losses:
         return self.of_all_drawn(gradient(self._loaded, space, subspace, batch, longest), batch.examples)
 
     def of_all_drawn(self, found: Gradient, rows: int) -> Gradient:
-        """Return the mean gradient of `rows` rows as a mean over all drawn rows. One row's influence then
-        does not depend on how many were left out."""
+        """Rescale the mean gradient of `rows` rows to a mean over all drawn rows. One row's influence then
+        does not depend on the number of rows left out."""
         return found._replace(cells=found.cells * (rows / self.odds[0]))
 
     def evaluate(
@@ -271,8 +271,8 @@ class Losses:
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return the best candidate for each row, or the text that the model writes. The prior is subtracted
-        unless the loss is plain. For the base model it is the manifest's prior, if there is one, because
-        every node of a run shows the base model's answers."""
+        unless the loss is plain. For the base model, which every node of a run shows, it is the manifest's
+        prior if there is one."""
         if not self._task.less_prior:
             prior = None
         elif of == BASE and self._task.prior:
@@ -298,7 +298,7 @@ def losses_at(
 
 
 def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
-    """Return rows in the order of a line search, which is the same for everybody. Rows are shuffled, since
+    """Return rows in the order of a line search, which is the same on every node. Rows are shuffled, since
     files are often sorted. The classes of a labelled task alternate as long as each has rows."""
     order = np.argsort(stream(derive_key(b"sfnode line search"), 0, len(rows)))
     chosen = [rows[place] for place in order]
@@ -317,8 +317,8 @@ def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, tur
     """Return `wanted` of these rows as batches. Each `turn` takes the next rows, and starts again after the
     last.
 
-    The classes of `rows` alternate as long as each has rows (`line_rows`). Later rows are left out, unless
-    fewer than `wanted` would remain.
+    The classes of `rows` alternate as long as each has rows (`line_rows`). Rows after the alternating ones
+    are left out, unless fewer than `wanted` would remain.
     """
     classes = len(task.verbalizer) if task.labelled else 1
     labels = Counter(str(row.get(task.label_field)) if task.labelled else "" for row in rows)

@@ -1,12 +1,12 @@
 """Makes bases to publish: directions along which the loss of a task falls, or along which inputs lie.
 
 `gradients` takes the strongest directions of the mean gradient over some mini-batches: a few backward passes,
-which one person makes once. `errors` takes the directions of layers' inputs that go with errors of the
-model's output, by forward passes only. Neither ever holds a gradient. Products of inputs with gradients, or
-with errors, are added to two sketches, which give the strongest directions at the end (Tropp, Yurtsever,
-Udell, Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm 4). This
-takes hardly more memory than inference. The bases are published, so they may differ from one machine to
-another.
+which one node computes once. `errors` takes the directions of layers' inputs that correlate with errors of
+the model's output, from forward passes only. Neither keeps a gradient in memory. Products of inputs with
+gradients, or with errors, are added to two sketches, which give the strongest directions at the end (Tropp,
+Yurtsever, Udell, Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm
+4). This takes hardly more memory than inference. The bases are published, so they may differ from one machine
+to another.
 
 This module knows a model and encoded mini-batches. It knows neither files nor the origin of rows.
 """
@@ -46,9 +46,9 @@ from sfprotocol.seeds import derive_key, stream
 I8 = NDArray[np.int8]
 
 OVERSAMPLED = 4
-"""Number added to the rank. A sketch has four times this sum as columns, and eight times as rows. In a test
-with two directions (AG News, opt-mini-sst) the found ones hold 96 % of what the best ones hold; with half the
-columns and rows, 90 %."""
+"""Number added to the rank for a sketch's size. A sketch has four times this sum as columns, and eight times
+this sum as rows. In a test with two directions (AG News, opt-mini-sst) the directions found hold 96 % of what
+the best directions hold; with half the columns and rows, 90 %."""
 
 LARGEST_ENTRY = 127
 
@@ -56,9 +56,9 @@ TINY = torch.finfo(torch.float32).tiny
 """Minimum of a divisor that could be zero."""
 
 BATCHES, BATCH_ROWS = {"gradients": 32, "errors": 16}, 8
-"""Number of mini-batches, keyed by the kind of bases, and rows of each. Rows are few at a time, because a
-backward pass keeps activations. Gradients use 256 rows in all; a second pass over as many is better spent on
-new bases later. Errors of 512 rows taught no more than those of 128 (docs/research-log.md)."""
+"""Number of mini-batches, keyed by the kind of bases, and rows of each. Mini-batches are small, because a
+backward pass keeps activations. Gradients use 256 rows in all; another 256 are better spent on new bases
+later. Bases from errors of 512 rows were no better than bases from 128 rows (docs/research-log.md)."""
 
 DRAWN_TOGETHER = 8
 """Number of a reward run's mini-batches whose answers are drawn together: a single one has only eight
@@ -66,13 +66,13 @@ answers."""
 
 POSITIONS = 64
 """Maximum number of a mini-batch's positions whose errors are used, drawn from all. The inputs of every layer
-are kept for them until the errors are known."""
+at these positions are kept until the errors are known."""
 
 Pairs = list[tuple[I8, I8]]
 """U (out_features, columns) and V (in_features, columns) of each target, in their units (`units_of`)."""
 
 Advance = Callable[[int, int], None]
-"""Function that is called with the number of finished mini-batches, and of all."""
+"""Function that is called with the number of finished mini-batches, and the number of all mini-batches."""
 
 
 def cost(kind: str) -> int:
@@ -97,8 +97,8 @@ class Made(NamedTuple):
 def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total: None) -> Made:
     """Return bases of kind `gradients` or `errors` at the current model.
 
-    Made on mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_*
-    without such rows, and as `gradients`.
+    They are made on mini-batches of the run's public training rows, drawn as in training. Raises UserError
+    DATA_* without such rows, and as `gradients`.
     """
     rows = model.run_rows.training()
     model.rebuild()
@@ -120,7 +120,7 @@ def make_on(
     advance: Advance = lambda done, total: None,
 ) -> Made:
     """Return bases at the current weights, made on mini-batches of these rows. `key` determines which rows
-    are drawn. In a reward run the mini-batches are answers drawn to these rows."""
+    are drawn. In a reward run the mini-batches are answers that the model writes to these rows."""
     seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind]).tolist()
     if manifest.task.is_rewarded:
         batches = _rewarded(loaded, manifest, rows, seeds, lambda done, total: advance(done, 2 * total))
@@ -139,8 +139,8 @@ def _rewarded(
     seeds: Sequence[int],
     advance: Advance,
 ) -> list[Encoded]:
-    """Return mini-batches of answers drawn to these rows, one for each seed. Raises UserError REWARDS_ALIKE
-    if no answer is better than another."""
+    """Return mini-batches of answers that the model writes to these rows, one for each seed. Raises UserError
+    REWARDS_ALIKE if no answer is better than another."""
     questions = BATCH_ROWS // ANSWERS
     training = manifest.training.model_copy(update={"batch_size": questions * DRAWN_TOGETHER})
     rewards = Rewards(manifest.model_copy(update={"training": training}), loaded, rows)
@@ -165,8 +165,8 @@ def gradients(
     """Return bases of the strongest directions of every target's mean gradient at the current weights. There
     are as many directions as the run's rank.
 
-    The gradient is of the loss that training uses. Targets other than linear layers get signs from a
-    generator. Raises UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
+    The gradient is of the loss that training uses. Targets other than linear layers get random signs. Raises
+    UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
     """
     sketches = _Sketches(loaded, numbers.rank)
 
@@ -191,14 +191,15 @@ def errors(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return bases by forward passes. V are the strongest directions of every target's inputs that go with
-    errors of the model's output; U are signs from a generator.
+    """Return bases from forward passes. V are the directions of every target's inputs that correlate most
+    with errors of the model's output; U are random signs.
 
-    An error is the gradient of the loss in the states after the last block, where answers are read. It
-    follows from the output alone. Every block adds to these states, so the error approximates the gradient in
-    a block's own output: their cosine is 0.4 to 0.7 in the last fifth of a model, and 0.1 to 0.3 in its
-    middle (docs/research-log.md). The mini-batch's mean is subtracted from errors and inputs, because the
-    common part of inputs says nothing of the answer. Targets after the last block have their own gradient.
+    An error is the gradient of the loss with respect to the states after the last block, at positions where
+    answers are read. It follows from the output alone. Every block adds to these states, so the error
+    approximates the gradient with respect to a block's own output: their cosine is 0.4 to 0.7 in the last
+    fifth of a model, and 0.1 to 0.3 in its middle (docs/research-log.md). The mini-batch's mean is subtracted
+    from errors and inputs, because the common part of inputs says nothing about the answer. Targets after the
+    last block use their exact gradient.
     """
     sketches = _Sketches(loaded, numbers.rank)
     inputs: dict[int, Tensor] = {}
@@ -226,8 +227,9 @@ def errors(
 
 
 def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
-    """Return up to POSITIONS places of a mini-batch where answers are read, (N,), and the number of all its
-    places. Places are counted over all sequences. A classifier reads at a text's first or last token."""
+    """Return up to POSITIONS positions of a mini-batch at which answers are read, (N,), and the number of all
+    its positions. Positions are numbered through all sequences. A classifier reads at a text's first or last
+    token."""
     width = int(batch.attention_mask.sum(1).max())
     first = torch.arange(len(batch.input_ids)) * width
     if loaded.classifies:
@@ -271,7 +273,7 @@ class _Sketch:
 
     def held(self, right: Tensor) -> Tensor:
         """Return the estimated share of M's squared entries that lies along the columns of `right`."""
-        mixed = self._corange[0] + self._corange[1]  # from M's rows: both sums err alike
+        mixed = self._corange[0] + self._corange[1]  # from M's rows: both have the same error
         return (mixed @ right).square().sum() / mixed.square().sum().clamp_min(TINY)
 
     def is_finite(self) -> bool:
@@ -286,7 +288,7 @@ class _Sketch:
 
 class _Sketches:
     """Sketches of a model's linear targets, keyed by the target's number. A target that no pass has reached
-    has none."""
+    has no sketch."""
 
     def __init__(self, loaded: LoadedModel, rank: int) -> None:
         self._rank, self._device = rank, loaded.device
@@ -302,14 +304,14 @@ class _Sketches:
         self.made[number].add(gradients, inputs, self._parity)
 
     def add_at(self, number: int, given: Tensor, output: Tensor) -> None:
-        """Add the product of a target's inputs with the gradient in its layer's output, once that gradient is
-        known."""
+        """Add the product of a target's inputs with the gradient with respect to its layer's output, once
+        that gradient is known."""
         add: Any = lambda gradient: self.add(number, _rows(gradient), _rows(given))  # noqa: E731
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def halves_of(self, batches: Sequence[Encoded], advance: Advance) -> Iterator[Encoded]:
         """Yield the mini-batches, which belong to the odd and the even half in turn. Sums added before the
-        next one count for the same half."""
+        next mini-batch is yielded belong to the half of the last one."""
         for done, batch in enumerate(batches, 1):
             self._parity = done % 2
             yield batch
@@ -390,7 +392,8 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int, *, of_u: bool) -> Made:
-    """Return the bases that follow from sketches: V, and U too with `of_u`. `cost` is in example-forwards."""
+    """Return the bases that follow from sketches. Without `of_u` only V follows from them, and U are random
+    signs. `cost` is in example-forwards."""
     generator = torch.Generator().manual_seed(1)
     pairs: Pairs = []
     held: list[float] = []
@@ -413,7 +416,7 @@ def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int
             left, right = (side[:, :most] for side, most in zip(sketch.found(rank), columns, strict=True))
             held.append(min(1.0, float(sketch.held(right))))
             halves += sketch.halves()
-            # An update moves one pair of columns. Mixed, every pair has a share in all directions.
+            # An update moves one pair of columns. After mixing, every pair has a share in all directions.
             v = _mixed(_filled(right, v))
             u = _mixed(_filled(left, u)) if of_u else u
         units = _units(numbers, site.target)
@@ -425,7 +428,7 @@ def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int
 
 def _units(numbers: Training, target: Target) -> tuple[float, float]:
     """Return the value of an entry 1 in U and in V, in units of a column's root mean square. In a first-order
-    run columns have length 1, so that the coordinates are orthonormal."""
+    run columns have norm 1, so that the coordinates are orthonormal."""
     if not numbers.is_first_order:
         return PUBLISHED_UNIT, PUBLISHED_UNIT
     of_u, of_v = units_of(numbers, target)
@@ -445,8 +448,8 @@ def quantised(columns: Tensor, unit: float) -> I8:
 
 
 def _filled(columns: Tensor, others: Tensor) -> Tensor:
-    """Return the found `columns`, and then the last of `others`, so that there are as many as `others`. All
-    have length 1."""
+    """Return `columns`, followed by the last of `others`, so that there are as many columns as in `others`.
+    All have norm 1."""
     lacking = others[:, columns.shape[1] :].float()
     return torch.cat([columns.cpu(), lacking / lacking.norm(dim=0)], 1)
 

@@ -1,19 +1,21 @@
 """Merges cores into the weights of a model: W = base - sum over epochs of rate * delta * U A V^T (SPEC U8).
 
-There are two ways. A rebuild starts from the base weights and rounds each weight once. The weights then
-depend on the core alone, to the bit and on any machine, and not on the order of updates. Between rebuilds new
-updates are merged at low cost. In float32 they are added to the weights. In half precision one update is
-smaller than the rounding of a weight; and gradients, which are few and large, must not wait for a rebuild. In
-both cases the new part of the core, the live core, is applied in activation space (`Subspace.set_live_core`).
-A live core has room for one epoch, that of this node's own steps. When the steps enter another epoch, the
-live core is merged with stochastic rounding, which keeps small changes on average, or all targets are
-rebuilt. The label of another node's update decides its core, and nothing else. None of this ever feeds back
-into the shared state. Duty cycles bound the time that it takes.
+There are two ways: rebuilding and merging. A rebuild starts from the base weights and rounds each weight
+once. The weights then depend on the core alone, to the bit and on any machine, and not on the order of
+updates. Between rebuilds new updates are merged at low cost. In float32 they are added to the weights. In
+half precision a single update would be lost in the rounding of a weight, and in first-order runs the few,
+large updates must not wait for a rebuild. In these two cases the new part of the core, the live core, is
+applied in activation space (`Subspace.set_live_core`). A live core has room for one epoch, that of this
+node's own steps. When the steps enter another epoch, the live core is merged with stochastic rounding, which
+keeps small changes on average; in first-order runs all targets are rebuilt instead. The label of another
+node's update decides only the core that the update is added to. None of this ever feeds back into the shared
+state. Duty cycles bound the time that merges and rebuilds take.
 
-A decay is anchored: it pulls towards the base. For each subspace between its own and the newest one whose
-core is not zero, a core counts `gamma` times less (SPEC O17). Weights stay a function of the cores, and the
-cores are the same as without a decay: nothing that makes, keeps or corrects cores knows of it. When the
-newest subspace changes, every target waits for its rebuild, as in a new epoch.
+A decay is anchored: it pulls the weights towards the base. A core is multiplied by `gamma` once for each
+subspace between its own and the newest subspace with a core that is not zero (SPEC O17). Weights stay a
+function of the cores, and the cores are the same as without a decay: nothing that makes, keeps or corrects
+cores knows of it. When the newest subspace changes, every target is scheduled for a rebuild, as in a new
+epoch.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Decay:
         self._powers = [1.0]
 
     def __call__(self, age: int) -> float:
-        """Return gamma to the power of an age in subspaces; 1 for subspaces after the newest."""
+        """Return gamma to the power of an age in subspaces; 1 for a negative age."""
         while len(self._powers) <= age:
             self._powers.append(self._powers[-1] * self.gamma)
         return self._powers[max(age, 0)]
@@ -68,7 +70,7 @@ NO_DECAY = Decay(1.0)
 
 MERGE_REST = 80
 """Pause after a merge, as a multiple of the time that the merge took, so that merging takes about 1 % of the
-time. Until the next merge, steps use weights without the newest updates, as they do on any node."""
+time. Until the next merge, steps use weights without the newest updates."""
 
 REBUILD_REST = 150
 """Pause after the rebuild of a target, as a multiple of the time that it took, so that rebuilds take less
@@ -79,12 +81,13 @@ QUANTISED_REBUILD_REST = 10
 take 9 % of the time at most. Quantised weights change only by rebuilds."""
 
 MERGE_SECONDS = 0.1
-"""Limit in seconds after which a merge begins no further epoch. Anybody may send updates of many epochs at
-once, and these then hardly delay a step."""
+"""Limit in seconds after which a merge begins no further epoch. Because of this limit, updates of many epochs
+at once, which anybody may send, hardly delay a step."""
 
 PAST_EPOCHS = 8
 """Maximum number of past epochs that are merged into a half-precision target when another epoch begins: the
-last one, and those for which late updates are likely. Earlier ones wait for the target's rebuild."""
+last epoch, and those for which late updates are likely. Updates of earlier epochs wait for the target's
+rebuild."""
 
 EXACT = 1 << 24
 """Bound below which integers are exact in float32, in whatever order a product adds them up."""
@@ -95,13 +98,13 @@ EXACT_DOUBLE = 1 << 53
 HALF_BITS, QUARTER_BITS = 32, 16
 """Bits of each part of a core that is cut because its products may exceed EXACT_DOUBLE. If all entries of the
 bases have magnitude 1, two parts suffice: the sum of 2^20 entries of 32 bits, a layer of the largest rank, is
-below the bound. Other bases need four: 127^2 times the sum of 2^20 entries of 16 bits is below it (SPEC
-U8)."""
+below the bound. Other bases need four parts: 127^2 times the sum of 2^20 entries of 16 bits is below the
+bound (SPEC U8)."""
 
 
 class DutyCycle:
-    """Bounds the share of time that a repeated action takes: one of t seconds is followed by a pause of `rest
-    * t` seconds."""
+    """Bounds the share of time that a repeated action takes: an action of t seconds is followed by a pause of
+    `rest * t` seconds."""
 
     def __init__(self, clock: Callable[[], float], rest: int) -> None:
         self._clock = clock
@@ -125,8 +128,8 @@ class MergedWeights:
     """The target matrices of one model as a function of a growing core.
 
     `scale(epoch)` is rate * delta: the change of weights along u v^T for one unit of the core, before any
-    `decay`, where u and v have the bases' values. `clock` is in seconds. If published bases are missing,
-    steps continue without the updates that need them; everything else raises.
+    `decay`, with the bases' units applied to u and v. `clock` is in seconds. If published bases are missing,
+    steps continue without the updates that need them; all other operations raise UserError BASES_MISSING.
     """
 
     def __init__(
@@ -158,13 +161,13 @@ class MergedWeights:
         self._pending = Core(*core.shape)
         """The part of the core that is not in the weights yet."""
         self._changed = False
-        """Whether anything has become pending since the last merge."""
+        """Whether updates have become pending since the last merge."""
         self._epoch = 0
         """Epoch in training, which is that of this node's own steps, whatever labels other nodes use."""
         self._live_epochs = [0 for _ in self._targets]
         """Epoch of the live core of each target."""
         self._waiting: deque[int] = deque()
-        """Targets that wait for their rebuild, the longest wait first."""
+        """Targets that wait for their rebuild, the longest-waiting first."""
         self._behind: deque[int] = deque()
         """Targets whose live core is of a past epoch. Quantised targets are not among them: they wait for a
         rebuild."""
@@ -173,13 +176,13 @@ class MergedWeights:
         """Whether no step was taken yet. Until then replayed updates are in the core alone. The first step
         rebuilds the weights from it, so that a long history is added up only once."""
         self._exact = True
-        """Whether the weights equal a rebuild from the current core, with ages from `_newest`."""
+        """Whether the weights equal a rebuild from the current core, with ages counted from `_newest`."""
         self.incomplete = False
         """Whether updates were left out since the last `renew`, because their bases were missing."""
 
     def scale(self, epoch: int) -> float:
-        """Return the change of weights along u v^T for one unit of an epoch's core, where u and v have the
-        bases' values. It includes the decay as of the last rebuild."""
+        """Return the change of weights along u v^T for one unit of an epoch's core, with the bases' units
+        applied to u and v. It includes the decay as of the last rebuild."""
         return self._undecayed(epoch) * self._decay(self._newest - epoch)
 
     def add(self, batch: UpdateBatch, *replicas: MergedWeights) -> None:
@@ -194,8 +197,8 @@ class MergedWeights:
             weights._changed = not weights._blank
 
     def begin(self, cores: Mapping[int, I64], *replicas: MergedWeights) -> None:
-        """Begin with these cores, which stand for updates that are not added. Call it before anything
-        else."""
+        """Begin with these cores, which contain the sums of updates that are not added one by one. Call it
+        before anything else."""
         self._core.put(cores)
         for weights in (self, *replicas):
             weights._exact = False
@@ -230,9 +233,9 @@ class MergedWeights:
     def rebuild(self, newest: int | None = None) -> None:
         """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already.
 
-        With a decay, ages are counted from the newest subspace in the core. `newest` replaces it for a line
-        towards cores with another newest subspace. Raises UserError BASES_MISSING, and changes nothing, if
-        the bases of an epoch are missing.
+        With a decay, ages are counted from the newest subspace in the core. `newest` replaces that subspace,
+        for a line towards cores with another newest one. Raises UserError BASES_MISSING, and changes nothing,
+        if the bases of an epoch are missing.
         """
         if self._exact and self._newest_of(newest) == self._newest:
             return
@@ -326,12 +329,12 @@ class MergedWeights:
         return not epochs
 
     def _nearest(self) -> list[int]:
-        """Return the epochs that may have pending updates, by their distance from the epoch in training."""
+        """Return the epochs that may have pending updates, those nearest to the epoch in training first."""
         return sorted(self._here(self._pending), key=lambda epoch: abs(epoch - self._epoch))
 
     def _change(self, number: int, epoch: int) -> tuple[float, Tensor, Tensor]:
         """Return scale, U (out, k) int8 and A V^T (k, in) of pending updates, for the k columns of U that
-        have some."""
+        have pending updates."""
         a = self._pending.layer(epoch, number)
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
         u, v = self._space.matrices(epoch, number)
@@ -384,8 +387,8 @@ class MergedWeights:
 
     @property
     def _exact_on(self) -> torch.device:
-        """Return the device on which float64 is computed: the CPU in the place of Apple's GPUs, which lack
-        it."""
+        """Return the device on which float64 is computed: the CPU instead of Apple's GPUs, which lack
+        float64."""
         device = self._space.device
         return torch.device("cpu") if device.type == "mps" else device
 
@@ -447,9 +450,9 @@ def _bound(a: I64) -> float:
 
 def _noise(loaded: LoadedModel) -> Tensor:
     """Return random numbers from -1/2 to 1/2 for stochastic rounding; each block takes a slice from a random
-    place. Empty if weights are not rounded so.
+    index. Empty if weights are not rounded stochastically.
 
-    They come from a separate generator, so that other uses of torch's are not disturbed.
+    They come from a separate generator, so that other uses of torch's own generator are not disturbed.
     """
     if loaded.exact or loaded.quantised:
         return torch.empty(0)

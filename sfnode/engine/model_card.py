@@ -1,9 +1,9 @@
 """The README of an export: the model's task and origin, the scoring of its answers, and the commands that
-compute it again from the run's log.
+compute the model again from the run's log.
 
 The block at its head is metadata for the Hugging Face hub. Priors and drift are measured on the machine that
-exports, so only the weights beside the card are equal everywhere. The card contains no path of a machine. Ten
-lines of Python ask the model as `sfnode use` does, with transformers alone.
+exports, so the card may differ between machines, but the weights beside it are equal. The card contains no
+path of a machine. Ten lines of Python ask the model as `sfnode use` does, with transformers alone.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ The loss is 1 less the reward. A figure `reward` is the mean of answers of the l
 """
 
 DATA_DIR = ("--data-dir", "NODE")
-"""Option in a card's commands, in the place of a machine's path."""
+"""Option in a card's commands, with a placeholder for a machine's path."""
 
 LISTED = 100
 """Maximum number of listed contributors, those with most updates first: people read a card."""

@@ -1,8 +1,8 @@
 """The linear probe: logistic regression on a frozen model's states, one forward pass a row.
 
-A user with all rows in one place would begin with it. So its results are shown beside those of a run's head,
-and beside every figure on a real model (docs/benchmarks.md). torch's L-BFGS fits it. The problem is convex,
-so any solver finds the same weights, and no extra package is needed.
+A user with all rows in one place would begin with this probe. So its results are shown beside those of a
+run's head, and beside every figure on a real model (docs/benchmarks.md). torch's L-BFGS fits it. The problem
+is convex, so any solver finds the same weights, and no extra package is needed.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.prompts import Row
 
 MOST_ROWS = 4096
-"""Maximum rows to which a run's probe is fitted. A fit then takes a few seconds, and more rows would tell
-little."""
+"""Maximum rows to which a run's probe is fitted. A fit then takes a few seconds, and more rows would improve
+it little."""
 
 STRENGTHS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 """L2 penalties that are tried, the strongest first. Half a penalty times the weights' squared norm is added
 to the mean loss of a row, so that it means the same for any number of rows."""
 
 FOLD = 5
-"""One row in this many of each class validates the penalty."""
+"""One in FOLD rows of each class is used to choose the penalty."""
 
 MOST_ITERATIONS = 5_000
 """Maximum iterations of L-BFGS: a hundred times the number that standardised states have needed."""
 
 FLAT = 1e-6
-"""Maximum component of the gradient at which a fit ends: a thousandth of the size that changes the third
-digit."""
+"""Maximum component of the gradient at which a fit ends: a thousandth of a component that still changes a
+result's third digit."""
 
 Probe = Callable[[Tensor], Tensor]
 """Returns the log-probability of each class, (m, classes) float64, for states (m, features)."""
@@ -56,9 +56,10 @@ Probe = Callable[[Tensor], Tensor]
 def linear_probe(states: Tensor, labels: Tensor, classes: int) -> Probe:
     """Fit the probe to training rows: their `states` (n, features) and their `labels` (n,), counted from 0.
 
-    Features are standardised by these rows. The penalty is the one with the least loss on the validation
-    rows, a fifth of each class; the last fit is to all rows. The same rows in the same order give the same
-    probe. Raises UserError DATA_MALFORMED unless each class has rows, and one class five.
+    Features are standardised with the mean and deviation of these rows. The penalty is the one with the least
+    loss on the validation rows, a fifth of each class. The final fit uses all rows. The same rows in the same
+    order give the same probe. Raises UserError DATA_MALFORMED unless each class has rows, and at least one
+    class has FOLD rows.
     """
     if not suffice(labels, classes):
         raise UserError(
@@ -85,8 +86,8 @@ def suffice(labels: Tensor, classes: int) -> bool:
 
 
 def baselines(model: TrainableModel, limit: int = 0) -> tuple[BaselineEvaluation, ...]:
-    """Return the baselines without a model, from this trainer's rows and the run's public ones, on `limit`
-    test rows (`tasks.baselines`). Raises UserError as `RunRows.held_out`."""
+    """Return the results of the baselines that need no model on `limit` test rows. They are fitted to this
+    trainer's rows and the run's public ones (`tasks.baselines`). Raises UserError as `RunRows.held_out`."""
     if not model.manifest.task.labelled:
         return ()
     held = model.run_rows.held_out("test", limit).rows
@@ -102,8 +103,8 @@ def _rows(model: TrainableModel) -> list[Row]:
 
 def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
     """Return the results of a linear probe and of the current model on `limit` test rows. The probe is fitted
-    to training rows with kept states: this trainer's and the run's public ones. None unless only a linear
-    head is trained with the plain loss and enough states are kept. Raises as `evaluate`."""
+    to training rows with kept states: this trainer's and the run's public ones. None unless the run trains
+    only a linear head with the plain loss, and enough states are kept. Raises as `evaluate`."""
     target, *others = model.manifest.model.parsed_targets()
     plain = model.manifest.task.loss == "plain" and model.manifest.task.labelled
     if not (plain and model.loaded.kept and target.name in HEADS and not others):

@@ -1,11 +1,11 @@
 """The objective of reward runs: the model writes answers, and a verifier scores them. It knows a model,
-prompts and a verifier, but neither updates nor who asks.
+prompts and a verifier, but neither earlier updates nor its callers.
 
-Answers drawn at the current weights give the slope of the mean reward (REINFORCE, Williams 1992). It is the
-slope of their log-probabilities, each weighted by the answer's reward above the mean of the other answers to
-its prompt (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740). One backward pass over the answers
-gives the slope for every entry of the cores, and so for all directions of a group. If all answers to a prompt
-get the same reward, the prompt says nothing and costs no further pass.
+Answers drawn at the current weights give the slope of the mean reward (REINFORCE, Williams 1992). It equals
+the slope of the answers' log-probabilities, each weighted by the answer's reward minus the mean reward of the
+other answers to the same prompt (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740). One backward pass
+over the answers gives the slope for every entry of the cores, and so for all directions of a group. If all
+answers to a prompt get the same reward, the prompt contributes nothing and needs no backward pass.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from sfnode.tasks.templates import common_prefix
 from sfprotocol.seeds import derive_key, stream, token_keys
 
 ROUNDING = 1e-9
-"""Differences of rewards below this are rounding."""
+"""Maximum difference of rewards that counts as a rounding error."""
 
 
 class Question(NamedTuple):
-    """A prompt, and the row of data by which its answers are scored."""
+    """A prompt, and the row of data that its answers are scored against."""
 
     prompt: Sequence[int]
     """Token ids."""
@@ -66,7 +66,7 @@ class Drawn(NamedTuple):
 
     @property
     def telling(self) -> NDArray[np.bool_]:
-        """Whether a question has answers of unequal rewards, (questions,)."""
+        """Whether each question has answers of unequal rewards, (questions,)."""
         spread: NDArray[np.float64] = np.ptp(self.rewards, axis=1)
         return spread > ROUNDING
 
@@ -91,8 +91,8 @@ class Drawn(NamedTuple):
     @property
     def encoded(self) -> Encoded:
         """The answers as weighted examples, whose mean loss has the slopes of `loss`. Answers with weight 0
-        are left out, except one if all have it. Equal answers to a question are one example. The common
-        beginning of a question's answers is no target, since their weights add up to 0."""
+        are left out, except one answer if all have weight 0. Equal answers to a question are one example. The
+        common beginning of a question's answers is not a target, because their weights add up to 0."""
         weights: dict[tuple[int, tuple[int, ...]], float] = {}
         for number, by in enumerate(self.above.tolist()):
             one = number // ANSWERS, tuple(self.answers[number].tokens)
@@ -111,7 +111,7 @@ class Drawn(NamedTuple):
 
 
 RIGHT = 1 - 1e-8
-"""Minimum reward of an answer that passes. It is 1 less the rounding of a sum's weights, which add up to 1
+"""Minimum reward of an answer that passes. It is 1 minus the rounding of a sum's weights, which add up to 1
 within 10^-9."""
 
 SAMPLED_AT = 1.0
@@ -169,7 +169,8 @@ class Rewards:
                 f"of {task.answer_tokens} tokens",
                 "Make the run with fewer answer_tokens, or with a model of more positions.",
             )
-        # the default bound, independent of memory: rows that are written together round alike
+        # The default limit of the cache does not depend on free memory, because a row's rounding depends on
+        # the rows that are written with it.
         self.temperature = task.temperature or SAMPLED_AT
         self._plan = AnswerPlan(task.answer_tokens, self.temperature, task.stop)
         self._likeliest = self._plan._replace(temperature=0.0)
@@ -215,9 +216,9 @@ class Rewards:
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question], longest: float = math.inf
     ) -> Gradient:
-        """Return the gradient of 1 minus the mean reward, by answers drawn at the current weights. Its length
-        is cut to `longest` divided by the number of questions. Replacing one question then changes it no more
-        than if each question's own gradient were cut to the length `longest`."""
+        """Return the gradient of 1 minus the mean reward, from answers drawn at the current weights. Its norm
+        is limited to `longest` divided by the number of questions. Replacing one question then changes it no
+        more than if the norm of each question's own gradient were limited to `longest`."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)
         found = gradient(self._loaded, space, subspace, drawn.encoded)
@@ -225,8 +226,8 @@ class Rewards:
         return Gradient(found.cells * share, drawn.loss)
 
     def draw(self, questions: Sequence[Question], seed: int, perturb: Perturb | None = None) -> Drawn:
-        """Draw answers to a mini-batch's prompts. The seed and the weights determine them; `perturb` may move
-        the weights."""
+        """Draw answers to a mini-batch's prompts. The seed and the weights determine them; `perturb` may
+        perturb the weights."""
         keys = token_keys(seed, len(questions) * ANSWERS).tolist()
         prompts = [question.prompt for question in questions for _ in range(ANSWERS)]
         asked = [AnswerRequest(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]

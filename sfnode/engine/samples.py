@@ -1,7 +1,8 @@
 """Answers of a model with its current weights to a few rows, for people who want to see what it has learnt.
 
 Rows with candidates are answered by the candidate with the highest score, minus the prior as in an
-evaluation. For other rows the model writes the answer. This module knows neither updates nor who looks.
+evaluation. For other rows the model writes the answer. This module knows neither updates nor who reads the
+answers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sfnode.tasks.prompts import ASSISTANT, Conversation, LabelledTexts, Prompt,
 from sfnode.tasks.templates import ASKING
 
 WRITTEN = 24
-"""Number of tokens that a model writes: a sentence, or a few seconds of a CPU."""
+"""Number of tokens that a model writes: a sentence, or a few seconds on a CPU."""
 
 BEGINNING = 12
 """Number of words of a plain text that the model continues."""

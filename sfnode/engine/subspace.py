@@ -1,10 +1,10 @@
-"""Turns seeds into directions: columns of the bases U and V of a subspace, r on either side of every target
-(SPEC R7, R10, R12). Everything asks a `Basis` for its matrices and assumes nothing about their origin.
+"""Turns seeds into directions: columns of the bases U and V of a subspace. Each target has r columns in U and
+r in V (SPEC R7, R10, R12). All code takes the matrices from a `Basis` and assumes nothing about their origin.
 
 The bases of the current epoch are kept as int8, all targets side by side, so that the directions of a step
-are two gathers for any number of targets. The live core, the part of the core that is not in the weights yet,
-is applied in activation space and takes the first columns of every direction. This module knows seeds and
-bases. It knows neither models nor losses, and only the core that it is given.
+take two gather operations for any number of targets. The live core, the part of the core that is not in the
+weights yet, is applied in activation space; its directions come before those of the updates. This module
+knows seeds and bases. It knows neither models nor losses, and no core but the live core that it is given.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ComputedBasis:
         unit: float = 1.0,
         largest: int = 1,
     ) -> None:
-        """`sides` returns U and V, given a subspace and a target. `unit` and `largest` hold for all of
-        them."""
+        """`sides` returns U and V, given a subspace and a target. `unit` and `largest` hold for all subspaces
+        and targets."""
         self._sides, self._device, self._unit, self._largest = sides, device, unit, largest
 
     def units(self, layer: int) -> tuple[float, float]:
@@ -60,13 +60,13 @@ class ComputedBasis:
         subspace, both int8.
 
         They are equal to the bit on every node, and have no entry of -128. int8 keeps a cached subspace
-        small; users convert to float.
+        small; callers convert to float.
         """
         u, v = self._sides(subspace, layer)
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
     def largest(self, subspace: int, layer: int) -> int:
-        """Return the largest product of magnitudes of an entry of U and one of V."""
+        """Return the largest product of the magnitudes of an entry of U and an entry of V."""
         return self._largest
 
 
@@ -87,7 +87,7 @@ class PublishedBasis:
         return self._units[layer]
 
     def follow(self, published: Sequence[Bases]) -> None:
-        """Set the published bases of all subspaces from now on, ascending from subspace 0 (SPEC O9)."""
+        """Set the published bases of all subspaces, in ascending order from subspace 0 (SPEC O9)."""
         self._published = tuple(published)
 
     def digest(self, subspace: int) -> str:
@@ -135,7 +135,7 @@ def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: to
 
 def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
     """Return the basis of the `features` kind, for a linear head. U has contrasts of classes. V has random
-    signs times the features' scales in the run, plus a multiple of their means (SPEC R12)."""
+    signs times the features' scales in the manifest, plus a multiple of their means (SPEC R12)."""
     scales, means = np.array(numbers.scales_and_means(), np.int64).T
 
     def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -180,9 +180,9 @@ class Subspace:
         *,
         live_core: bool = False,
     ) -> None:
-        """`columns`: the numbers of columns of U and of V. With `live_core` directions begin with both sides
-        of a live core (`set_live_core`), which act on all rows of a batch: as many columns as the narrower of
-        U and V."""
+        """`columns`: the numbers of columns of U and of V. With `live_core` directions begin with the two
+        sides of a live core (`set_live_core`), which act on all rows of a batch. Each side has as many
+        columns as the narrower of U and V."""
         self.basis = basis
         self.targets = targets
         self.columns_of = columns
@@ -203,8 +203,8 @@ class Subspace:
         self._u, self._v = self._allocated(0, 0)
 
     def directions(self, seeds: Sequence[int], epoch: int) -> Directions:
-        """Return the directions of the updates with these seeds: s * u_i and v_j of each target, where u and
-        v have the basis's values.
+        """Return the directions of the updates with these seeds: s * u_i and v_j of each target, with the
+        basis's units applied.
 
         They lie in memory that the next call overwrites.
         """
@@ -230,8 +230,8 @@ class Subspace:
         return of_u * of_v
 
     def whole(self, epoch: int) -> Directions:
-        """Return all columns of U and of V of an epoch as directions, with the bases' values. The live core's
-        directions come before them.
+        """Return all columns of U and of V of an epoch as directions, with the bases' units applied. The live
+        core's directions come before them.
 
         They lie in memory that the next call overwrites.
         """
@@ -263,7 +263,7 @@ class Subspace:
             self._cache[epoch] = u.to(device), v.to(device)
 
     def columns(self, epoch: int) -> Columns:
-        """Return the bases of an epoch; the CACHED_EPOCHS last used are cached."""
+        """Return the bases of an epoch; those of the CACHED_EPOCHS epochs used last are cached."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
                 self._cache.popitem(last=False)
@@ -273,7 +273,8 @@ class Subspace:
         return self._cache[epoch]
 
     def expect(self, epoch: int, executor: Executor) -> None:
-        """Prepare the bases of an epoch in advance: for a large model that takes longer than a step."""
+        """Prepare the bases of an epoch in the background, because for a large model that takes longer than a
+        step."""
         if epoch not in self._cache and epoch not in self._coming and self.basis.has(epoch):
             self._coming = {epoch: executor.submit(self._made, epoch)}
 
@@ -299,8 +300,8 @@ class Subspace:
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).
 
-        On a CPU repeating is ten times as fast as indexing. An accelerator indexes, because it would wait for
-        values that the CPU repeats.
+        On a CPU repeating is ten times as fast as indexing. An accelerator indexes, because it would have to
+        wait for values repeated on the CPU.
         """
         if self.device.type == "cpu":
             return torch.from_numpy(np.repeat(values, sizes, axis=1))

@@ -1,8 +1,9 @@
 """A model with its core, trained without a network: applies updates and measures the next ones.
 
-Synchronous, and for one thread, except for `mini_batches`. It knows nothing of peers: updates given to
-`apply` may be anybody's, and results of `step` change nothing until they are applied. Other questions to a
-model are functions over it: `evaluation`, `line`, `probe`, `drift`, `making_bases`, `export`.
+All methods are synchronous and for one thread, except those of `mini_batches`. The model knows nothing of
+peers: updates given to `apply` may be anybody's, and results of `step` change nothing until they are applied.
+Other operations on a model are functions that take it: `evaluation`, `line`, `probe`, `drift`,
+`making_bases`, `export`.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from sfprotocol.fields import Values
 from sfprotocol.seeds import I64
 
 PREPARED_STEPS = 4
-"""Maximum number of steps whose mini-batches are kept ready. The oldest make room, since some steps are never
-taken."""
+"""Maximum number of steps whose mini-batches are kept ready. The oldest are dropped, because some steps are
+never taken."""
 
 Draw = Callable[[int], Any]
 """Encodes the mini-batch that a seed draws; called from several threads."""
 
 
 class MiniBatches:
-    """Draws and encodes mini-batches, in advance if a step was announced. Any thread may call it."""
+    """Draws and encodes mini-batches, in advance if `prepare` has announced them. Any thread may call it."""
 
     def __init__(self, draw: Draw, executor: Executor, together: int = 1) -> None:
         """`together` consecutive seeds of a step share the mini-batch that the first of them draws."""
@@ -90,7 +91,8 @@ class StepResult(NamedTuple):
     """Outcome of one step."""
 
     scalars: tuple[Values, ...]
-    """One quantised directional derivative per seed; one for every cell in a first-order run."""
+    """One quantised directional derivative for each seed. In a first-order run each seed has one for every
+    cell."""
     loss: float
     """Mean loss of the step's mini-batches, without failed measurements; NaN if all failed."""
     failed: int
@@ -154,7 +156,7 @@ class TrainableModel:
         self.of_base: dict[Hashable, Any] = {}
         """Measurements of the base model, which does not change."""
         self.judged: dict[int, NDArray[np.float64]] = {}
-        """Weighted sum of gradients on validation rows by which updates were judged, keyed by subspace
+        """Weighted sum of the gradients on validation rows that updates were judged with, keyed by subspace
         (`line.Slopes.added_to`)."""
         self.odds = self.objective.odds if rows else (0, 0)
         """Number of rows that a mini-batch draws, and number of rows that it draws from; (0, 0) without
@@ -184,10 +186,10 @@ class TrainableModel:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources. The manifest's limit on rows does
-        not apply to a node's own data; `skip_bad_rows` applies to nothing else. `shard` (k, n) keeps every
-        n-th training row from row k on. Without `training` no training rows are read, and `step` must not be
-        called. `dtype` as for `models.loader.load`. `bases` is the folder with published bases. `secret`,
-        `noise` and `places` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
+        not apply to a node's own data; `skip_bad_rows` applies only to a node's own data. `shard` (k, n)
+        keeps every n-th training row from row k on. Without `training` no training rows are read, and `step`
+        must not be called. `dtype` as for `models.loader.load`. `bases` is the folder with published bases.
+        `secret`, `noise` and `places` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
         rows, public = (
@@ -215,18 +217,19 @@ class TrainableModel:
 
     @property
     def epsilon(self) -> float:
-        """Distance of an update's points from the weights, in this number format."""
+        """Distance of an update's points from the weights, as the manifest sets it for this node's number
+        format."""
         return self.manifest.training.epsilon_in(self.dtype)
 
     def begin(self, cores: Mapping[int, I64]) -> None:
-        """Begin with the cores of a checkpoint in place of its updates; before anything else."""
+        """Begin with the cores of a checkpoint in place of its updates. Call it before anything else."""
         self.weights.begin(cores)
 
     def use_bases(self, published: Sequence[Bases]) -> None:
-        """Set the published bases of all subspaces from now on, ascending from subspace 0.
+        """Set the published bases of all subspaces, in ascending order from subspace 0.
 
-        Call it again when more bases are stored. Until then steps continue without the updates in missing
-        bases, and operations that need the exact model raise UserError BASES_MISSING.
+        Call it again when more bases are stored. Until then steps continue without the updates whose bases
+        are missing, and operations that need the exact model raise UserError BASES_MISSING.
         """
         basis, subspaces = self._basis, self.core.touched()
         if isinstance(basis, PublishedBasis):
@@ -237,7 +240,8 @@ class TrainableModel:
                 self.weights.renew()
 
     def apply(self, batch: UpdateBatch) -> None:
-        """Add updates, own ones too: to the core at once and exactly, to the weights soon.
+        """Add updates, this node's own included. The core changes at once and exactly, the weights follow
+        later.
 
         No update may be added twice. Updates with negated scalars subtract earlier ones.
         """
@@ -267,8 +271,8 @@ class TrainableModel:
         return StepResult(tuple(scalars), loss, len(found) - len(losses))
 
     def gradients(self, seeds: Sequence[int], epoch: int) -> list[Gradient]:
-        """Return the gradient of each seed's mini-batch by all cells of the subspace of `epoch`, one after
-        another, clipped and with noise if the node has noise.
+        """Return the gradient of each seed's mini-batch with respect to all cells of the subspace of `epoch`.
+        If the node has noise, gradients are clipped and get noise.
 
         Raises UserError OUT_OF_MEMORY, DATA_MALFORMED as `estimate`.
         """
@@ -356,12 +360,12 @@ class TrainableModel:
 
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
-    """Return a function from a subspace to the change of weights along u v^T for one unit of its core, where
-    u and v have the bases' values (`Subspace.unit`).
+    """Return a function from a subspace to the change of weights along u v^T for one unit of its core, with
+    the bases' units applied to u and v (`Subspace.unit`).
 
-    In an open run, where every epoch has a subspace, it is the epoch's learning rate times scalar_delta. The
-    rate is rounded to float32, since the last bits of a cosine differ between machines. In an organised run
-    the core contains the rates already, in units of 2^-32 (SPEC O8).
+    In an open run, where every epoch has a subspace, that change is the epoch's learning rate times
+    scalar_delta. The rate is rounded to float32, since the last bits of a cosine differ between machines. In
+    an organised run the core contains the rates already, in units of 2^-32 (SPEC O8).
     """
     numbers = manifest.training
     if manifest.parameters().organised:

@@ -1,10 +1,11 @@
-"""The trainer of a library and of a node: a model with its core, and questions to it as methods. Also a
-trainer with replicas on several devices of one machine, which measure one step together (data parallelism).
+"""The trainer that library users and nodes use: a model with its core, and the operations on it as methods.
+Also a trainer with replicas on several devices of one machine, which measure one step together (data
+parallelism).
 
 A replica has its own weights and bases. It shares cores, rows and mini-batches with the first replica, which
 also does everything except steps: evaluations, exports, searches. A step is cut into batches of consecutive
-seeds. Each is measured in one batched forward pass on one device, so that a scalar depends on its batch and
-not on the device. Updates are applied between two steps, when no device computes.
+seeds. Each batch is measured in one batched forward pass on one device, so that a scalar depends on its batch
+and not on the device. Updates are applied between two steps, when no device computes.
 
 A device that has failed computes nothing until a pause has offloaded the model. The other devices measure its
 share and continue. If the first device fails, there are no evaluations either, and a step raises.
@@ -56,7 +57,7 @@ class Trainer(TrainableModel):
     export = export.export
 
     def like(self, manifest: Manifest, bases: Path | None) -> Trainer:
-        """Return a trainer on the same model and rows for a manifest with other numbers or bases."""
+        """Return a trainer on the same model and rows for a manifest with other hyperparameters or bases."""
         return Trainer(manifest, self.loaded, self.rows, bases=bases, places=self.run_rows.places)
 
 
@@ -118,7 +119,7 @@ class Replica:
         return found
 
     def _fail(self, error: Exception) -> None:
-        """Take the device out if the error is its fault and others remain; raise otherwise."""
+        """Stop using the device if the error is its fault and others remain; otherwise raise the error."""
         fault = fault_of(self.name, error)
         if fault is None:
             raise error
@@ -132,7 +133,7 @@ class Replica:
 class ReplicatedTrainer(Trainer):
     """A trainer whose steps are measured on several devices. It is the first of the replicas.
 
-    `load_on` makes one; `spread` adds the replicas to one that is made.
+    `load_on` makes one; `spread` adds the replicas to an existing one.
     """
 
     devices: tuple[Replica, ...]
@@ -260,8 +261,8 @@ class ReplicatedTrainer(Trainer):
     def _measured(
         self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
     ) -> dict[int, StepResult]:
-        """Measure batches on the working devices, and return the results, keyed by number. Those of a device
-        that fails are missing.
+        """Measure batches on the working devices, and return the results, keyed by number. Results of a
+        device that fails are missing.
 
         Returns when no device computes any more. Raises errors that are no device's fault.
         """
@@ -300,7 +301,7 @@ def divide(batches: int, costs: Sequence[int]) -> list[int]:
     """Return how many of `batches` equal batches each device takes. `costs`: the time of a batch on each
     device; 0 if it is unknown yet.
 
-    Each batch in turn goes to the device that would finish it first; the first one of equals.
+    Each batch in turn goes to the device that would finish it first; if several would, to the first of them.
     """
     usual = max(costs) or 1
     costs = [cost or usual for cost in costs]
@@ -332,8 +333,8 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
 
 
 def fault_of(name: str, error: Exception) -> UserError | None:
-    """Return the error for a device on which a step or question has failed; None if the device is not at
-    fault."""
+    """Return the error for a device on which a step or another operation has failed; None if the device is
+    not at fault."""
     if isinstance(error, UserError):
         return error if error.code is Code.OUT_OF_MEMORY else None
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):

@@ -35,7 +35,7 @@ TOKENS = 64
 
 
 class ModelInUse(NamedTuple):
-    """A model, with the task by which it is asked."""
+    """A model, with the task that tells how to ask it."""
 
     loaded: LoadedModel
     task: Task
@@ -62,8 +62,8 @@ def most_tokens(loaded: LoadedModel, task: Task, wanted: int = TOKENS) -> int:
 
 
 def asked(task: Task) -> Task:
-    """Return the task for reading rows without their answers. If the model writes the answer, that is plain
-    text from the template."""
+    """Return the task for reading rows without their answers. If the model writes the answer, that task is
+    plain text from the template."""
     if chooses(task) or task.kind == "chat":
         return task
     return Task(kind="text", template=task.template, max_tokens=task.max_tokens)

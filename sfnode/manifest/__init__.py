@@ -2,13 +2,13 @@
 
 A manifest is the immutable description of one training run; the run id is its canonical hash. It is written
 as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). Its tables are in
-modules of this package. They know fields and their bounds; they load neither models nor data.
+modules of this package. These modules know fields and their bounds; they load neither models nor data.
 
 Manifests of version 1 can be read: they have fewer keys, and missing keys have the values that change
-nothing. A key that was added within a version is omitted where it has such a value, so that older runs keep
+nothing. A key that was added within a version is omitted if it has its default value, so that older runs keep
 their id.
 
-Strangers see sources of the base model and of rows without the folders of a machine (`public_name`).
+Strangers see the sources of the base model and of rows without the folders of a machine (`public_name`).
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ MAX_DESCRIPTION = 600
 (SPEC M8)."""
 
 MAX_CORE_BYTES = 1 << 27
-"""Maximum size of the core of one subspace, in bytes. It has room for 4,096 matrices at rank 64, 1,024 at
-rank 128, or 16 at rank 1,024. A model of 70B parameters has some 600, which take 5 MB at rank 32. A digest
-reads all of a core, however few updates are in it, which takes 0.1 s (SPEC M9)."""
+"""Maximum size of the core of one subspace, in bytes. It has room for 4,096 matrices at rank 64, for 1,024
+matrices at rank 128, or for 16 matrices at rank 1,024. A model of 70B parameters has some 600 matrices, whose
+core takes 5 MB at rank 32. A digest reads all of a core, however few updates are in it, which takes 0.1 s
+(SPEC M9)."""
 
 MAX_CORES_BYTES = 1 << 32
 """Maximum size of the cores of all subspaces together, in bytes. Every node holds them. A run usually has 16
@@ -71,8 +72,8 @@ FIRST_ORDER_VERSION = 4
 """Version of the protocol that added first-order updates and stand-ins."""
 
 MAX_QUOTA_BYTES = 128 << 20
-"""Maximum bytes of a member's updates with one label. `MAX_QUOTA` allows as many bytes in a zeroth-order
-run."""
+"""Maximum bytes of a member's updates with one label. In a zeroth-order run `MAX_QUOTA` allows the same
+number of bytes."""
 
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
 """Kinds of manifest extensions that this version understands."""
@@ -92,8 +93,8 @@ OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
     "training": frozenset({"bases", "decay", "epsilons", "estimator", "features", "group", "norm_limit"}),
 }
-"""Keys, by table, that a manifest omits where they have their default value (SPEC M2). The empty name stands
-for the manifest itself."""
+"""Keys that a manifest omits if they have their default value (SPEC M2), keyed by table. The empty name
+stands for the manifest itself."""
 
 ExtensionKind = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,3})$")]
 """Decimal number below 10,000 without leading zeros."""
@@ -111,7 +112,7 @@ class Manifest(Section):
     """One training run. Manifests with equal canonical bytes are the same run."""
 
     protocol: int = Field(default=OLDEST_VERSION, ge=1, lt=1 << 32)
-    """First version that has everything that the run needs."""
+    """First protocol version that has everything that the run needs."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
     description: str = ""
     """Purpose of the run, in plain text, for participants and for people who watch (SPEC M8)."""
@@ -123,8 +124,8 @@ class Manifest(Section):
     data: Data
     training: Training = Training()
     extensions: dict[ExtensionKind, HexBytes] = Field(default_factory=dict)
-    """Fields that later versions add, by kind. A node that does not know an even kind cannot take part (SPEC
-    M5)."""
+    """Fields that later versions add, keyed by kind. A node that does not know an even kind cannot take part
+    (SPEC M5)."""
 
     @field_validator("description")
     @classmethod
@@ -137,7 +138,7 @@ class Manifest(Section):
     def _encodable(self) -> Manifest:
         try:
             self.canonical()
-        except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 come so
+        except UnicodeEncodeError as error:  # as for bytes of a command line that are not UTF-8
             raise ValueError("a text has bytes that are not UTF-8") from error
         return self
 
@@ -281,7 +282,8 @@ class Manifest(Section):
 
     @property
     def update_forwards(self) -> int:
-        """Cost of an update in example-forwards, or in a reward run in written answers that take as long."""
+        """Cost of an update in example-forwards. In a reward run it is the number of written answers that
+        take as long as the update."""
         numbers, rows = self.training, self.training.batch_size
         gradient = 3 * rows  # a backward pass takes as long as two
         if self.task.is_rewarded:
@@ -343,7 +345,7 @@ class Manifest(Section):
         return self
 
     def to_toml(self) -> str:
-        # a multi-line string would turn \r\n into \n, and the file would name another run
+        # a multi-line string would turn \r\n into \n, and so change the run id
         return tomli_w.dumps(self.fields(), multiline_strings=b"\r" not in self.canonical())
 
     @classmethod
@@ -442,8 +444,8 @@ def hub_rows(source: str) -> HubRows | None:
 
 
 def names_folders(manifest: Manifest) -> bool:
-    """Return whether a manifest names folders of a machine, as older ones may, and so should not be
-    published."""
+    """Return whether a manifest names folders of a machine, as older manifests may. Such a manifest should
+    not be published."""
     sources = (manifest.model.source, *map(manifest.data.source, get_args(DataRole)))
     return any(public_name(source) != source for source in sources)
 

@@ -1,6 +1,6 @@
 """Tables of the manifest: base model and targets, sources of rows, and admission (open or organised).
 
-Tables are frozen and strict, and have one canonical order. The task and the training numbers have modules of
+Tables are frozen and strict, and have one canonical order. The task and the hyperparameters have modules of
 their own.
 """
 
@@ -63,11 +63,11 @@ class Data(Section):
 
     A source is a file (.tsv .csv .jsonl .parquet), `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or
     `builtin:NAME:SPLIT`. `train` may be empty in a run on private data only: every trainer then brings its
-    own with `--data`. Validation rows come from `validation`. If that is empty, they are `validation_limit`
-    rows of the training data, on which then nobody trains (SPEC R9). The organiser judges by them, and they
-    are never tested on. `digests` has the digests of sources that are files, keyed by role (SPEC B9). Nodes
-    download such files from each other, so a file's name is only a label. A manifest never names a place on
-    the machine that reads it.
+    own rows with `--data`. Validation rows come from `validation`. If that is empty, they are
+    `validation_limit` rows of the training data, on which then nobody trains (SPEC R9). The organiser judges
+    updates on validation rows, and no model is tested on them. `digests` has the digests of sources that are
+    files, keyed by role (SPEC B9). Nodes download such files from each other, so a file's name is only a
+    label. A manifest never names a path on the machine that reads it.
     """
 
     train: str = ""
@@ -91,7 +91,7 @@ class Data(Section):
 
     @property
     def withheld(self) -> int:
-        """Number of training rows on which nobody trains, because they validate."""
+        """Number of training rows on which nobody trains, because they are validation rows."""
         return 0 if self.validation else self.validation_limit
 
     @model_validator(mode="after")
@@ -150,15 +150,15 @@ class Model(Section):
     revision: str = ""
     digest: str = Field(pattern="^[0-9a-f]{64}$")
     listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    """Hash of the listing by which nodes download the model from each other (SPEC B2); empty if they do
+    """Hash of the listing with which nodes download the model from each other (SPEC B2); empty if they do
     not."""
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
     outputs: tuple[Annotated[int, Field(ge=-1, lt=4096)], ...] = Field(default=(), max_length=4096)
     """Index of the base classifier's output for each class of the task, in the verbalizer's order (SPEC M1).
     All are -1 if the head begins anew. Empty if the outputs are the classes in their order."""
     parent: Parent | None = None
-    """State of another run that serves as the base model; None if the base model is no such state. The run id
-    commits to it."""
+    """State of another run that serves as the base model; None if the base model is not such a state. The run
+    id commits to this field."""
 
     @field_validator("targets")
     @classmethod
@@ -185,11 +185,11 @@ MAX_DEPUTIES = 64
 """Maximum number of deputies of a run. All votes together take 5 kB."""
 
 MAX_QUOTA = 1 << 20
-"""Maximum quota: 256 full segments. With it the 64 feeds of one admission take 128 MiB of 16-bit scalars for
-an epoch at most."""
+"""Maximum quota: 256 full segments. With this quota the 64 feeds of one admission take at most 128 MiB of
+16-bit scalars for an epoch."""
 
 MAX_WORK_BITS = 26
-"""Maximum bits of work of a feed. Of the 2^32 incarnations of an origin, 64 have that much on average."""
+"""Maximum bits of work of a feed. Of the 2^32 incarnations of an origin, 64 have that many on average."""
 
 
 class OpenSection(Section):
@@ -210,10 +210,11 @@ class OrganisedSection(Section):
     deputies: tuple[Hex32, ...] = Field(default=(), max_length=MAX_DEPUTIES)
     """Keys that together can name another organiser."""
     votes: int = Field(default=1, ge=1)
-    """Number of deputies who must agree on another organiser. It is more than half of them, so that they
-    cannot name two."""
+    """Number of deputies who must agree on another organiser. It is more than half of all deputies, so that
+    they cannot name two organisers."""
     quota: int = Field(default=0, ge=0, le=MAX_QUOTA)
-    """Maximum number of updates of one feed with one epoch label, unless an admission sets another."""
+    """Maximum number of updates of one feed with one epoch label, unless an admission sets another
+    maximum."""
     subspace_epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
     """Epochs that share the bases of one subspace."""
     private: bool = False
@@ -242,7 +243,7 @@ LONGEST_NAME = 60
 
 def run_name(said: str, usual: str = "") -> str:
     """Return the name for a run that is nearest to a title: `Support Tickets` becomes `Support-Tickets`.
-    Raises UserError BAD_OPTION if nothing is left, and there is no usual one."""
+    Raises UserError BAD_OPTION if nothing is left of the title, and `usual` is empty."""
     plain = normalize("NFKD", said.replace("ß", "ss")).encode("ascii", "ignore").decode()
     if name := re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:LONGEST_NAME] or usual:
         return name

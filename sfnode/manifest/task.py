@@ -10,29 +10,31 @@ from pydantic import Field, field_validator, model_validator
 from sfnode.manifest.sections import Section, sorted_keys
 
 MAX_ANSWER_TOKENS = 4096
-"""Maximum tokens of an answer of a reward run. Verifiers look at no more characters (docs/verifiers.md)."""
+"""Maximum tokens of an answer of a reward run. Verifiers read at most this number of characters of an answer
+(docs/verifiers.md)."""
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1 / 64, 64.0
-"""Bounds of a temperature that is not 0. Below them only the likeliest token would be drawn, and above them
-any token."""
+"""Bounds of a temperature that is not 0. At a lower temperature only the likeliest token would be drawn, and
+at a higher one all tokens equally often."""
 
 ANSWERS = 4
 """Number of answers that are drawn for each prompt of a mini-batch, and compared with each other (SPEC
 T8)."""
 
 READING = 1 / 3
-"""Time for scoring a written answer at one more point, as a share of the time for writing it. On SmolLM2 they
-take 0.19 and 0.53 CPU seconds (docs/benchmarks.md)."""
+"""Time for scoring a written answer at one more point, as a share of the time for writing it. On SmolLM2
+scoring takes 0.19 CPU seconds, and writing 0.53 (docs/benchmarks.md)."""
 
 MAX_STOPS, MAX_STOP = 8, 64
-"""Maximum number of texts that end an answer, and maximum characters of each such text. They are looked for
-after every token."""
+"""Maximum number of texts that end an answer, and maximum characters of each such text. An answer is searched
+for them after every token."""
 
 PRIOR_ONE = 1 << 16
-"""One nat in a manifest's prior: exact in every language, and finer than any measurement."""
+"""Number that stands for one nat in a manifest's prior. The unit is exact in every programming language, and
+finer than any measurement."""
 
 MOST_PRIOR = (1 << 31) - 1
-"""Maximum absolute value of a number of a prior: 32,768 nats, more than the logarithm of any probability of
+"""Maximum absolute value of an entry of a prior: 32,768 nats, more than the logarithm of any probability of
 binary32."""
 
 
@@ -51,13 +53,13 @@ class Task(Section):
     all the text, which `{separator}` may part in two. `verbalizer` maps the row's label to the name of a
     class. A classification head scores the classes, in the verbalizer's order. choice: the row brings its
     candidates (`candidates_field`). The answer is `completion` with `{candidate}` filled in. `label_field`
-    has the right one: its text, its index, or a list of texts. completion: the answer is `completion`. text:
-    there is no answer, and the loss is on the whole of `template`. chat: `messages_field` holds a
+    has the right answer: its text, its index, or a list of texts. completion: the answer is `completion`.
+    text: there is no answer, and the loss is on the whole of `template`. chat: `messages_field` holds a
     conversation, and the loss is on the assistant's messages. reward: the model writes the answer, of at most
-    `answer_tokens` tokens and up to one of the texts `stop`. The loss is 1 less the score by the `verifier`.
-    Tokens are the likeliest ones, or drawn at a `temperature` (docs/rewards.md).
+    `answer_tokens` tokens and up to one of the texts `stop`. The loss is 1 minus the score that the
+    `verifier` gives. Tokens are the likeliest ones, or drawn at a `temperature` (docs/rewards.md).
 
-    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, the usual one of the kind.
+    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, the default of the kind.
 
     `loss`, for kinds with a verbalizer, is plain, centred or calibrated. Centred (SPEC T5): mini-batches are
     balanced, and means are subtracted from scores before these are compared. Calibrated: the `prior` is
@@ -99,7 +101,7 @@ class Task(Section):
     @field_validator("verbalizer")
     @classmethod
     def _in_canonical_order(cls, value: dict[str, str]) -> dict[str, str]:
-        # its order numbers the classes: on every node that of SPEC M2
+        # its order numbers the classes, so every node must have the same order (SPEC M2)
         found: dict[str, str] = sorted_keys(value)
         return found
 
@@ -116,7 +118,8 @@ class Task(Section):
 
     @property
     def is_rewarded(self) -> bool:
-        """Whether the model writes answers and a program rewards them; else answers are given."""
+        """Whether the model writes answers and a program rewards them. Otherwise the rows have given
+        answers."""
         return self.kind == "reward"
 
     @model_validator(mode="after")

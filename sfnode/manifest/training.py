@@ -1,4 +1,5 @@
-"""The numbers of the update rule: rank and bases, step and rate, epochs and budget, the form of a scalar."""
+"""The hyperparameters of the update rule: rank and bases, epsilon and learning rate, epochs and budget, the
+format of a scalar."""
 
 from __future__ import annotations
 
@@ -13,22 +14,23 @@ from pydantic import Field, field_validator, model_validator
 from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section, Target
 
 MAX_GROUP = 64
-"""Maximum number of updates of a group. Subtracting the mean of the 63 others adds a 63rd to a scalar's
-variance, so larger groups could save no more than that. An auditor measures a whole group for one scalar, and
-64 groups in a step fill a segment (SPEC S4)."""
+"""Maximum number of updates of a group. Subtracting the mean of the 63 others adds 1/63 to a scalar's
+variance, and a larger group could save no more than this. An auditor measures a whole group for one scalar,
+and 64 groups in a step fill a segment (SPEC S4)."""
 
 PUBLISHED_UNIT = 2.0**-3
 """Value of an entry of 1 in bases that are not random (SPEC R10, R12). A column whose values have a root mean
-square of 1, as in random bases, then has entries with one of 8. The largest possible value is 15.9."""
+square of 1, as in random bases, then has entries with a root mean square of 8. The largest possible value is
+15.9."""
 
 LEAST_EPSILON = 2.0**-24
 """Minimum epsilon. Float16 has no smaller number. At usual slopes losses at points this far apart differ by
 about 2^-24, the spacing of float32 near 1."""
 
 LEAST_DELTA, MOST_DELTA = 2.0**-40, 2.0**32
-"""Bounds of the unit of scalars, beyond which no scalar tells a slope. Below the first, losses near 1 in
-float32 differ by more than the largest scalar or not at all, even at an epsilon of 1. Above the second, a
-difference of 128 nats is rounded to 0, even at LEAST_EPSILON."""
+"""Bounds of the unit of scalars, beyond which scalars do not show slopes. Below LEAST_DELTA, two losses near
+1 in float32 are equal, or differ by more than the largest scalar, even at an epsilon of 1. Above MOST_DELTA,
+a difference of 128 nats is rounded to 0, even at LEAST_EPSILON."""
 
 LEAST_MOVE = 2.0**-126
 """Minimum change of a weight by a scalar of 1, learning_rate times scalar_delta: the smallest normal number
@@ -38,7 +40,7 @@ FEATURE = struct.Struct(">bh")
 """Scale and mean of a feature in bytes (SPEC R12)."""
 
 MAX_FEATURES = 1 << 17
-"""Maximum length of `Training.features`, in characters. It has room for 32,768 features, as many as the
+"""Maximum length of `Training.features`, in characters. It has room for 32,768 features, the number that the
 widest models have."""
 
 
@@ -48,7 +50,7 @@ def features_text(table: Iterable[tuple[int, int]]) -> str:
 
 
 class Training(Section):
-    """Numbers of the update rule. Learning rates are per update."""
+    """Hyperparameters of the update rule. Learning rates are per update."""
 
     estimator: Literal["zeroth-order", "first-order"] = "zeroth-order"
     """Content of an update: a slope along one direction, or a gradient with a number for every cell of the
@@ -81,7 +83,7 @@ class Training(Section):
     scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
     scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
     norm_limit: int = Field(default=0, ge=0, lt=1 << 32)
-    """Maximum norm of an update's scalars (root of the sum of squares) until a seal says otherwise; 0 in a
+    """Maximum norm of an update's scalars (root of the sum of squares) until a seal sets another; 0 in a
     zeroth-order run."""
 
     @field_validator("rank")
@@ -167,7 +169,7 @@ class Training(Section):
 
     @property
     def batch_updates(self) -> int:
-        """Number of updates that are measured together on one mini-batch: a group's, or one."""
+        """Number of updates that are measured together on one mini-batch: all updates of a group, or one."""
         return self.group or 1
 
     @property
@@ -195,11 +197,12 @@ class Training(Section):
         return {str(name): value for name, value in self.epsilons.items()}.get(dtype, self.epsilon)
 
     def with_random_bases(self) -> Training:
-        """Return the same numbers with random bases, which need no file. Steps cost as much with them."""
+        """Return the same hyperparameters with random bases, which need no file. A step takes as long as with
+        the run's own bases."""
         return self.model_copy(update={"basis": "random", "bases": "", "features": ""})
 
     def rate(self, epoch: int) -> float:
-        """Return the learning rate of the updates of `epoch`, counted from 0, by the schedule."""
+        """Return the learning rate that the schedule gives the updates of `epoch`, counted from 0."""
         progress = epoch / self.epochs
         factor = {
             "constant": 1.0,

@@ -1,7 +1,7 @@
 """Published bases as a file: U and V of every target as int8, named by a digest (SPEC R10).
 
-Knows targets and bytes. Knows neither the origin of the numbers, nor their subspace, nor how a file gets to a
-machine.
+This module knows targets and bytes. It does not know how bases were made, which subspace they are for, or how
+a file gets to a machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sfnode.tasks.public_files import listed
 from sfprotocol.model_listing import Listing, encode, hash_bases
 
 FILE = "bases"
-"""Name that the one file has in its listing, whatever its name on a disk. The digest is the listing's
-hash."""
+"""Name of the file in its listing, whatever its name on disk. The digest of bases is the hash of that
+listing."""
 
 SUFFIX = ".bases"
 
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Largest product of magnitudes of an entry of U and one of V."""
+        """Largest product of the magnitudes of an entry of U and an entry of V."""
         return _largest(self.u) * _largest(self.v)
 
 

@@ -1,10 +1,11 @@
 """Cuts of a model in two: a part below, which no training changes, and the part that is trained.
 
 The states at the cut are computed once for each text (`kept_states`), and the trained part runs from them.
-There are two kinds of cuts. Before a linear head a text is one row of numbers, and only the head remains.
-Between two of the model's blocks a text is a row for each token. There the model's own code still makes
-positions, masks and rotary tables; only the blocks below the cut are skipped. A trial on the model itself
-shows whether the rest computes the same: there is no list of architectures.
+There are two kinds of cuts. At a cut before a linear head the states of a text are one row, and only the head
+remains to be computed. At a cut between two of the model's blocks they are one row for each token. The
+model's own code then still makes positions, masks and rotary tables; only the blocks below the cut are
+skipped. A trial on the model shows whether the part above the cut computes the same as in a whole pass, so no
+list of architectures is needed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ HEADS = ("score", "classifier", "classifier.out_proj")
 """Names of the layers whose outputs are the logits of transformers' classifiers."""
 
 TRIED = (2, 6)
-"""Numbers of sequences, and of tokens of each, in a cut's trial batch."""
+"""Number of sequences in a cut's trial batch, and number of tokens in each."""
 
 TOLERANCE = 1e-3
-"""Maximum difference by rounding in a layer's output, relative to the largest output."""
+"""Maximum difference that rounding may cause in a layer's output, relative to the largest output."""
 
 Run = Callable[[], Tensor]
 """Runs the whole model on some texts, and returns its outputs."""
@@ -42,7 +43,7 @@ class Head:
         self.features: int = module.in_features
 
     def rows(self, tokens: int) -> int:
-        """Return the number of rows of features at the cut of a text of `tokens` tokens."""
+        """Return the number of rows that the states of a text of `tokens` tokens have at the cut."""
         return 1
 
     def states(self, run: Run) -> Tensor:
@@ -59,7 +60,7 @@ class Head:
 
 
 class Blocks:
-    """The cut after the first of a model's blocks."""
+    """The cut after some of a model's first blocks."""
 
     def __init__(self, below: Sequence[nn.Module], output: Any) -> None:
         """`below`: the blocks below the cut. `output`: the output of the last one, for a batch (texts,
@@ -110,14 +111,14 @@ def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.de
     """Return the highest cut below all targets of a model on `device`; None if there is none.
 
     There is none if the first block or its input is trained (embeddings, or a head that is tied to them), if
-    the model has no row of blocks, or if it computes something else after a cut.
+    the model has no list of blocks, or if a cut would change its outputs.
     """
     if _is_head(model, sites):
         return Head(sites[0].module)
     blocks = blocks_of(model)
     trained = {site.module for site in sites}
     if not blocks or not trained.isdisjoint([model.get_input_embeddings(), *blocks[0].modules()]):
-        return None  # as in most runs, which shows without a pass
+        return None  # as in most runs; this is known without a pass
     try:
         with torch.inference_mode():
             return _tried(model, blocks, trained, device)
@@ -161,7 +162,7 @@ def _tried(
 
 
 def _calls(model: PretrainedModel, run: Run) -> Iterable[tuple[nn.Module, Any]]:
-    """Run a model; return each called module with its output, in the order in which they ended."""
+    """Run a model; return each called module with its output, in the order in which the calls ended."""
     calls: list[tuple[nn.Module, Any]] = []
     handles = [
         module.register_forward_hook(lambda called, _, output: calls.append((called, output)))
@@ -207,7 +208,7 @@ def hidden(output: Any) -> Tensor:
 
 @contextmanager
 def instead(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Call these functions in the place of modules within the block."""
+    """Call these functions instead of the modules' own `forward` within the block."""
     own = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward

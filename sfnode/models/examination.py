@@ -1,7 +1,7 @@
 """Finds out in a separate process what transformers makes of a stranger's model.
 
-A configuration and a tokenizer are small files that can make large things: layers without end, tables of any
-size, rules applied to rules. `examination_process` reads them as a node would, within bounds on time and
+The small files of a configuration or a tokenizer can demand any amount of time and memory: endless layers,
+tables of any size, nested rules. `examination_process` reads them as a node would, within bounds on time and
 memory. A sound model is remembered by the content of its files, so that it is examined once.
 """
 
@@ -28,10 +28,11 @@ MEMORY = 3 << 30
 small part."""
 
 IDLE = 20.0
-"""Seconds without a request after which the process ends. Models that are examined together follow sooner."""
+"""Seconds without a request after which the process ends. Requests for models that are examined together
+follow each other sooner."""
 
 LIBRARIES = ("torch", "transformers", "tokenizers")
-"""Packages that read models, beside this one. With other versions a model is examined again."""
+"""Packages that read models, beside this one. If their versions change, a model is examined again."""
 
 
 class ModelPart(StrEnum):
@@ -101,7 +102,8 @@ def _ask(folder: Path, part: ModelPart, tokens: int = 0) -> dict[str, Any]:
 
 
 def _name(folder: Path, part: ModelPart) -> str:
-    """Return a hash of a model's files without the weights' numbers, and of the versions that read them."""
+    """Return a hash of a model's files, without the values of weights, and of the versions of the packages
+    that read them."""
     state = hashlib.blake2b(repr((part, __version__, *map(version, LIBRARIES))).encode(), digest_size=32)
     for name in (files.CONFIG, files.GENERATION, *files.TOKENIZER_FILES):
         if (folder / name).is_file():

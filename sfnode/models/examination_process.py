@@ -13,13 +13,13 @@ from sfnode.models.examination import ModelPart
 from sfnode.models.targets import PretrainedModel
 
 SPARE = 1 << 26
-"""Maximum number of a model's parameters beyond one for each byte of its files. It allows for tables of
-positions, which are not stored, and a missing head."""
+"""Maximum number of a model's parameters in addition to one for each byte of its files. It allows for tables
+of positions, which are not stored, and a missing head."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a part of the model in a folder, and return the reply: the error of reading it, or `tokens`, the
-    number of tokens that it can read if the request asks for it; otherwise empty."""
+    """Read a part of the model in a folder, and return the reply: `error` if reading fails; `tokens`, the
+    number of tokens that the model can read, if the request asks for it; otherwise nothing."""
     folder, part = Path(request["folder"]), ModelPart(request["part"])
     try:
         if request["tokens"]:
@@ -47,7 +47,8 @@ def _labels(part: ModelPart) -> int:
 
 
 def _check_size(folder: Path, model: PretrainedModel) -> None:
-    """Refuse a model much larger than its files: missing tensors would be made up, in memory."""
+    """Raise UserError MODEL_UNSAFE for a model much larger than its files: transformers would make up the
+    missing tensors, in memory."""
     made = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
     stored = files.weight_bytes(folder)
     if made > stored + SPARE:

@@ -3,8 +3,8 @@
 Reads safetensors by their header, so that weights of any size are hashed without being loaded. This module
 knows neither torch nor architectures, and it never opens a pickle.
 
-Nodes send each other these files in pieces, by a listing (SPEC B1, B5; `sfprotocol.model_listing` encodes
-it).
+Nodes send each other these files in pieces that a listing describes (SPEC B1, B5; `sfprotocol.model_listing`
+encodes it).
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ OTHER_FORMS = {
     "*.h5": ("is in the form of TensorFlow", "Name a copy of the model in safetensors."),
     "*.msgpack": ("is in the form of JAX", "Name a copy of the model in safetensors."),
 }
-"""Forms of models from which no run can start, keyed by a pattern of file names, with the fault and
+"""Formats of models from which no run can start, keyed by a pattern of file names, with the fault and
 advice."""
 
 MAX_HEADERS = 32 << 20
 """Maximum size of the headers of all safetensors files of a model, and of their index, in bytes: enough for
-200,000 tensors. In memory they take ten times as much, and twenty times in a hostile file."""
+200,000 tensors. In memory headers take ten times their size, and those of a hostile file twenty times."""
 
 MAX_SETTINGS = 8 << 20
 """Maximum size of a file with settings, in bytes: five times the size of the largest known one. Such files
@@ -110,7 +110,7 @@ HASH_CHUNK = 16 << 20
 
 
 class StoredTensor(NamedTuple):
-    """Place of one tensor in a file."""
+    """Location of one tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -127,15 +127,15 @@ def cache() -> Path:
 
 
 def located(source: str, revision: str = "") -> Path:
-    """Return the folder of the base model that this machine's owner names: as a folder, or as a source for
-    `resolve`. Raises UserError as `resolve`."""
+    """Return the folder of the base model `source`, which this machine's owner gives as a path or as a name
+    that `resolve` accepts. Raises UserError as `resolve`."""
     if Path(source).expanduser().is_file():
         raise _no_weights(Path(source).expanduser())
     return resolve(source, revision, named_folder(source))
 
 
 def named_folder(source: str) -> Path | None:
-    """Return the folder that this machine's owner names as a base model; None if the name is no folder."""
+    """Return the folder that this machine's owner names as a base model; None if `source` is no folder."""
     folder = Path(source).expanduser()
     return folder.resolve() if source and folder.is_dir() else None
 
@@ -144,9 +144,9 @@ def resolve(source: str, revision: str, override: Path | None) -> Path:
     """Return the local folder of the base model that a manifest names, downloading it if necessary.
 
     `override` is a folder that this machine's owner has named, or that came from peers; the caller checks its
-    digest. The source comes from others: without an override it is a name in this package or on the hub, and
-    no path on this machine. Raises UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder whose weights are
-    pickles only.
+    digest. The source comes from others, so without an override it is read as a name in this package or on
+    the hub, never as a path on this machine. Raises UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder
+    whose weights are pickles only.
     """
     if override is not None:
         folder = override
@@ -173,7 +173,7 @@ def resolve(source: str, revision: str, override: Path | None) -> Path:
 
 
 def most_bytes(name: str) -> int:
-    """Return the maximum size of a file other than weights, by its name."""
+    """Return the maximum size, in bytes, of a file with this name, which is not one of the weights' files."""
     return MOST_BYTES.get(name, hub.MAX_OTHER_FILE)
 
 
@@ -221,9 +221,9 @@ def covered(folder: Path) -> list[Path]:
 def digest(folder: Path) -> str:
     """Return BLAKE2b-256, in hex, over a base model's tensors and the files that give them meaning.
 
-    Tensors are sorted by name. Each is a JSON line `[name, dtype, shape, size]` and its raw bytes, in
-    whichever file they are: other shards give the same digest. Then follow config.json and the tokenizer's
-    files that exist, each as a JSON line `[name, size]` and its bytes.
+    Tensors are sorted by name. Each is hashed as a JSON line `[name, dtype, shape, size]` and its raw bytes.
+    The files that hold the tensors do not matter, so other shards give the same digest. Then follow
+    config.json and the tokenizer's files that exist, each as a JSON line `[name, size]` and its bytes.
     """
     state = hashlib.blake2b(digest_size=32)
     tensors = stored_tensors(folder)
@@ -351,7 +351,8 @@ def _listed(file: Path, room: int) -> tuple[dict[str, StoredTensor], int]:
 
 
 def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> StoredTensor:
-    """Return the place of a header's entry. Offsets count from `begin`, and the file has `total` bytes."""
+    """Return the location of the tensor of a header's entry. Offsets count from `begin`, and the file has
+    `total` bytes."""
     start, stop = entry["data_offsets"]
     if not 0 <= start <= stop <= total - begin:
         raise ValueError("a tensor reaches past the end of the file")
@@ -368,8 +369,8 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _shard(folder: Path, name: str) -> Path:
-    """Return a file that the index names, if it is in the folder. transformers would follow a path out of
-    it."""
+    """Return a file that the index names, if it is in the folder. transformers would follow a path out of the
+    folder."""
     if Path(name).name != name or not name.endswith(SAFETENSORS):
         raise ValueError(f"{name} is not the name of a safetensors file beside it")
     if not (folder / name).is_file():
@@ -485,7 +486,7 @@ def read_piece(folder: Path, piece: Piece, offset: int, length: int) -> bytes:
 
 
 def write_piece(folder: Path, piece: Piece, data: bytes) -> None:
-    """Write a piece to its place in its file. Raises OSError."""
+    """Write a piece to its file, at its offset. Raises OSError."""
     descriptor = os.open(folder / piece.name, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         os.pwrite(descriptor, data, piece.offset)
@@ -496,7 +497,7 @@ def write_piece(folder: Path, piece: Piece, data: bytes) -> None:
 def missing(folder: Path, listing: Listing) -> list[int]:
     """Return the numbers (SPEC B2) of the pieces that are missing in this folder; reads and hashes its files.
 
-    No other record of an earlier attempt is kept: the files cannot be wrong about themselves.
+    No other record of an earlier download is kept, because only the files themselves are certain to be right.
     """
     lacking = []
     for number, piece in enumerate(listing.pieces(), start=1):

@@ -2,8 +2,8 @@
 cut.
 
 A text goes through the part below the cut (`cuts`) when it is first needed. From then on its states serve
-mini-batches, searches and evaluations. States are kept by the text's tokens. These determine all that the
-model sees: row, template, truncation and tokenizer.
+mini-batches, searches and evaluations. States are keyed by the text's tokens, because they are all that the
+model sees of row, template, truncation and tokenizer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sfnode.models.cuts import ModelCut, Run
 from sfnode.tasks.bounded_cache import BoundedCache
 
 DISK = 4 << 30
-"""Maximum size of states in files, of all models together, in bytes. Folders written to longest ago make
-room."""
+"""Maximum size of states in files, of all models together, in bytes. The folders least recently written to
+are removed to make room."""
 
 LOOK = 256 << 20
-"""Bytes that a process writes before it looks again at the sizes of all folders."""
+"""Bytes that a process writes before it measures the sizes of all folders again."""
 
 ROOM = 1 << 30
-"""Minimum of bytes that must stay free on the disk: keeping states is no reason to fill it."""
+"""Minimum number of bytes that must stay free on the disk for states to be written."""
 
 
 class Text(NamedTuple):
@@ -46,13 +46,13 @@ class Text(NamedTuple):
 
 
 class StateFolder:
-    """States on this machine's disk, a file for each text. Another node here, an evaluation, or this node
-    after a restart finds them. Lost states are computed again."""
+    """States on this machine's disk, a file for each text. Other nodes on this machine, evaluations, and this
+    node after a restart use them, too. Lost states are computed again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._left: int | None = 0
-        """Bytes that may be written before the next look at all folders; None: there is no room."""
+        """Bytes that may be written before all folders are measured again; None if there is no room."""
 
     def read(self, key: bytes, shape: tuple[int, int]) -> Tensor | None:
         """Return a state, (rows, features) float32; None if it is missing or broken."""
@@ -145,8 +145,8 @@ def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[
 
 
 def _left_for(own: Path, size: int) -> int:
-    """Return the bytes of DISK that all folders of states leave. Folders other than `own` are removed, the
-    oldest first, if that is necessary for `size` more bytes."""
+    """Return DISK minus the sizes of all folders of states, in bytes. Folders other than `own` are removed,
+    the oldest first, if that is necessary for `size` more bytes."""
     folders = [found for found in own.parent.iterdir() if found.is_dir()]
     sizes = {folder: sum(map(_size, folder.iterdir())) for folder in folders}
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):

@@ -1,11 +1,11 @@
 """Loads the base model: from a source to modules whose weights can be trained.
 
-Knows how transformers loads a model, in which precision, and whether it is the run's. Knows nothing of
-updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder is run. transformers
-sees only what `vetting` lets through.
+This module knows how transformers loads a model, in which precision, and whether it is the run's base model.
+It knows nothing of updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder
+is run. transformers sees only what `vetting` lets through.
 
-A rebuild starts from the base weights. They are read again from the files, as they are stored: there is no
-second copy in memory. A changed file is noticed.
+A rebuild starts from the base weights. They are read again from the files, in the stored dtype, so no second
+copy is in memory. A changed file is noticed.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ TOKENIZER_MISSING = (
 """Advice for a missing tokenizer."""
 
 CAUSAL_HEAD = "score.weight"
-"""Name of the weight of the linear head that a causal model has for classifying, in the place of its
-vocabulary."""
+"""Name of the weight of the linear head for classifying, which replaces a causal model's language-model
+head."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,9 @@ def _outputs(module: nn.Module) -> int:
 def describe(source: str, revision: str, selection: Selection = DEFAULT, classifier_labels: int = 0) -> Model:
     """Return the manifest's entry for a base model: source, digest and targets in order (for `sfnode init`).
 
-    `source` is as this machine's owner names it. Of a folder's path the manifest has only the last part, as a
-    label.
-    `classifier_labels`: the number of classes of an encoder's classification head. A hub model without a
-    revision is pinned to the commit that was found. Raises UserError MODEL_*.
+    `source` is a name, or a path that this machine's owner gives. The manifest has only the last part of a
+    path, as a label. `classifier_labels`: the number of classes of an encoder's classification head. A hub
+    model without a revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
     folder = files.located(source, revision)
     _examine(folder, classifier_labels)
@@ -145,8 +144,9 @@ def load(
     """Load the manifest's base model on `device`, or the same model from the folder `override`.
 
     `dtype`: float32, bfloat16, float16, a quantised kind (int8, nf4), STORED, or auto (float32 on a CPU,
-    bfloat16 elsewhere). Raises UserError MODEL_DIGEST if the files are not the run's, MODEL_UNSUPPORTED if
-    the targets differ from the manifest's or cannot be perturbed, and DEVICE for an unavailable dtype.
+    bfloat16 elsewhere). Raises UserError MODEL_DIGEST if the files are not those of the run's base model,
+    MODEL_UNSUPPORTED if the targets differ from the manifest's or cannot be perturbed, and DEVICE for an
+    unavailable dtype.
     """
     wanted = manifest.model
     folder = files.resolve(wanted.source, wanted.revision, override)
@@ -181,7 +181,8 @@ def _read_folder(folder: Path, task: Task, outputs: Sequence[int] = ()) -> tuple
 
 
 def _rearrange(model: PretrainedModel, labels: int, outputs: Sequence[int]) -> None:
-    """Give the classes of a head their outputs, in their order, or a new head (SPEC M1)."""
+    """Arrange a head's outputs in the order of the classes, or begin a new head if `outputs` are -1 (SPEC
+    M1)."""
     head = [name for name, one in _outside(model) if len(one) == labels]
     if -1 in outputs:
         _fill_head(model, head)
@@ -268,7 +269,7 @@ def require_match(folder: Path, labels: int) -> None:
 def check_tokens(folder: Path, model: PretrainedModel, tokenizer: Any) -> None:
     """Raise UserError MODEL_UNSUPPORTED if a text may have tokens that the model does not know.
 
-    Special tokens that stand in no text are allowed: some models for text have the tokenizers of models that
+    Special tokens that occur in no text are allowed: some models for text have the tokenizers of models that
     see images, too (Gemma 3).
     """
     known = known_tokens(model)
@@ -343,8 +344,8 @@ def make_trainable(
 def _end_by_mask(model: PretrainedModel) -> None:
     """Make a causal classifier find the end of a text by the mask.
 
-    transformers looks for the token for padding, which may stand in a text or not exist. Therefore all
-    outputs that it chooses from are made equal to the right one.
+    transformers looks for the padding token instead, which may occur in a text or not exist. Therefore all
+    outputs that transformers chooses from are made equal to the right one.
     """
     if CAUSAL_HEAD not in dict(model.named_parameters()):
         return
@@ -373,8 +374,8 @@ def named_dtype(name: str, device: torch.device) -> str:
 
 
 def compute_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
-    """Return the dtype that layers compute in for a `--dtype`. For quantised weights it is the device's usual
-    one."""
+    """Return the dtype that layers compute in for a `--dtype`. For quantised weights it is the dtype that
+    AUTO stands for."""
     if name == STORED:
         return stored
     return FLOATS[named_dtype(AUTO if name in KINDS else name, device)]
@@ -433,7 +434,7 @@ def _skeleton(folder: Path, labels: int) -> PretrainedModel:
 
 
 def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
-    """Refuse a model of a kind that is not trained here."""
+    """Raise UserError MODEL_UNSUPPORTED for a model of a kind that cannot be trained here."""
     if getattr(settings, "is_encoder_decoder", False):
         what = "reads with one half and writes with another (an encoder and a decoder)"
     elif type(settings) not in auto(labels)._model_mapping and settings is settings.get_text_config():
@@ -506,8 +507,8 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
 def _fill_head(model: PretrainedModel, missing: Any) -> None:
     """Give a missing classification head the same weights on every node (SPEC R2).
 
-    The linear head of a causal model begins at zero. Matrices of other heads get small random numbers from
-    the stream of their name. Vectors keep transformers' values, ones in norms and zeros in biases.
+    The linear head of a causal model begins at zero. Matrices of other heads get small random numbers from a
+    stream keyed by the matrix's name. Vectors keep transformers' values, ones in norms and zeros in biases.
     """
     for name in _head_keys(model, missing):
         parameter = model.get_parameter(name).data
@@ -556,7 +557,8 @@ def _check_finite(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
-    """Refuse a classification head for another number of classes. It may be missing altogether."""
+    """Raise UserError MODEL_UNSUPPORTED for a classification head with another number of classes. A missing
+    head is accepted."""
     found, body = float_tensors(folder), f"{skeleton.base_model_prefix}."
     for name, parameter in skeleton.named_parameters():
         stored = None if name.startswith(body) else found.get(name)
@@ -571,7 +573,8 @@ def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
 
 
 def _check_vectors(sites: tuple[TargetSite, ...], dtype: str, compute: torch.dtype) -> None:
-    """Refuse to train vectors in half precision, where a change of 0.001 to a norm's weight of 1 is lost."""
+    """Raise UserError DEVICE for vectors in half precision, where a change of 0.001 to a norm's weight of 1
+    is lost."""
     vector = next((site.target.name for site in sites if site.form is Form.VECTOR), None)
     if vector is not None and dtype != STORED and compute not in (torch.float32, torch.float64):
         name = str(compute).removeprefix("torch.")
@@ -596,19 +599,19 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 InFile = tuple[files.StoredTensor, int]
-"""The place of a tensor, and its checksum."""
+"""The location of a tensor, and its checksum."""
 
 
 class BaseWeights:
-    """The base weights of the targets, by the number of the target."""
+    """The base weights of the targets, keyed by number of the target."""
 
     def __init__(
         self, sites: Sequence[TargetSite], stored: dict[str, files.StoredTensor], prefix: str
     ) -> None:
         """Record the origin of each target's weight; the model must hold the base weights now.
 
-        `stored`: the tensors of the files, keyed by name. `prefix`: a prefix that the names of one side may
-        have, in the files or in the model.
+        `stored`: the tensors of the files, keyed by name. `prefix`: a prefix that names may have in the files
+        alone, or in the model alone.
         """
         self._forms = [site.form for site in sites]
         self._origins = [_origin(site, stored, prefix) for site in sites]

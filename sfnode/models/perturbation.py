@@ -1,9 +1,9 @@
 """Perturbs the layers of a model in activation space.
 
-W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a forward that computes this in the one
-product that it makes anyway: the second term takes the place of the bias. Each row of a batch has its own m.
-One pass therefore has both points of an estimate for several queries, and no weight is written. Knows layers
-and directions. Knows neither seeds nor losses nor cores.
+W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a `forward` that computes this. The
+second term and the bias are computed first, and the layer's usual product is added to them. Each row of a
+batch has its own m. One pass therefore has both points of an estimate for several queries, and no weight is
+written. This module knows layers and directions, but neither seeds nor losses.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Perturbation(NamedTuple):
     """(P, k), for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
     """Cores per target (S, blocks, c, r), which replace the amounts along all directions but the live core's.
-    Sequence s sees W plus the sum over blocks of u^T C^T v^T: C is its core in a block, u the block's r
-    directions and v its c. Every sequence may thus have cores of its own, in many subspaces."""
+    Sequence s sees W plus the sum over blocks of u^T C^T v^T, where C is the sequence's core in a block, u
+    are the block's r directions, and v its c directions. Every sequence may thus have cores of its own, in
+    many subspaces."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
@@ -95,8 +96,8 @@ class Perturber:
         return self._perturbation
 
     def _patch_head(self, head: nn.Module, sites: Sequence[TargetSite]) -> None:
-        """Make the head compute only the outputs at `head_positions`. If it is tied to an embedding, perturb
-        it together with that."""
+        """Make the head compute only the outputs at `head_positions`. If the head is tied to an embedding,
+        perturb both together."""
         for number, site in enumerate(sites):
             if site.form is Form.EMBEDDING and getattr(site.module, site.parameter) is head.weight:
                 head.forward = _tied_head(self, number, head)
@@ -160,7 +161,8 @@ def _tied_head(perturber: Perturber, number: int, head: Any) -> Layer:
 def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
     """Return the forward of a table, which adds m v[id] u to a row.
 
-    Positions come once for all sequences, (1, T), and are returned for each, (S, T, d).
+    Ids of positions are given once for all sequences, (1, T); their rows are returned for each sequence, (S,
+    T, d).
     """
     plain: Layer = module.forward
     scale = getattr(module, "embed_scale", 1.0)  # transformers' scaled embeddings multiply last
@@ -184,8 +186,8 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
 
 
 def _along(x: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer) -> Tensor:
-    """Return bias + weighted(x v) u, (N, out), to which the layer's own product is added in place: that saves
-    a pass over the outputs.
+    """Return bias + weighted(x v) u, (N, out), to which the layer's own product is added in place, which
+    saves a pass over the outputs.
 
     x (N, in), bias (out,) or None, u (k, out), v (in, k).
     """

@@ -2,7 +2,7 @@
 
 Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are always
 quantised from full precision in whole blocks of rows, never changed in place, so rounding errors never add
-up. Knows nothing of updates.
+up. This module knows nothing of updates.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class QuantisedLinear(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T of a quantised layer, differentiable by x."""
+    """x W^T of a quantised layer, differentiable with respect to x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: QuantisedLinear) -> Tensor:
@@ -115,7 +115,8 @@ class Int8Linear(QuantisedLinear):
 
 
 class Nf4Linear(QuantisedLinear):
-    """Linear layer in the 4-bit normal float of QLoRA (Dettmers et al. 2023), by the bitsandbytes library."""
+    """Linear layer in the 4-bit normal float of QLoRA (Dettmers et al. 2023), computed by the bitsandbytes
+    library."""
 
     def _allocate(self, device: torch.device) -> None:
         self._device = device
@@ -129,7 +130,7 @@ class Nf4Linear(QuantisedLinear):
         return weight.view(self.out_features, self.in_features)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move the library's tensors, too, which are no buffers of torch."""
+        """Move the library's tensors, too, which are not buffers of the module."""
         moved: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self._entries is not None:
             self._entries = fn(self._entries)
@@ -137,7 +138,8 @@ class Nf4Linear(QuantisedLinear):
         return moved
 
     def store(self, first: int, rows: Tensor) -> None:
-        """Collect rows until the last one has come: blocks of 64 entries extend over rows."""
+        """Collect rows, and quantise all of them with the last, because blocks of 64 entries extend over
+        several rows."""
         self._blocks.append(rows.to(self._device, self.dtype))
         if first + rows.shape[0] == self.out_features:
             whole = torch.cat(self._blocks).flatten()  # on a CPU the library mistakes rows for blocks
@@ -155,8 +157,8 @@ def quantise_layers(
 ) -> dict[nn.Module, QuantisedLinear]:
     """Replace all linear layers except the language-model head by quantised ones on `device`.
 
-    One after another, so that at most one is in memory twice. Returns {old layer: new layer}. Raises
-    UserError DEVICE if a library is missing.
+    Layers are replaced one after another, so that at most one is in memory twice. Returns {old layer: new
+    layer}. Raises UserError DEVICE if a library is missing.
     """
     head = model.get_output_embeddings()
     replaced: dict[nn.Module, QuantisedLinear] = {}

@@ -31,7 +31,8 @@ WORDS = 4096
 _FastTokenizer: Any = PreTrainedTokenizerFast
 
 SHAPES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-"""config.json of published models, keyed by the shape's name, without their family's defaults."""
+"""config.json of published models, keyed by the shape's name, without keys that have the default value of
+their family."""
 
 
 def is_shape(source: str) -> bool:

@@ -1,8 +1,8 @@
 """Choice of the parameters of a model that are trained, and the view of each as a matrix.
 
-Linear layers are chosen by patterns as in PEFT's `target_modules`; embeddings, biases and norms by switch.
-Untrainable parameters are refused with name and reason. The model may be on the `meta` device, without memory
-for weights. Knows nothing of files, bases or updates; runs no model.
+Linear layers are chosen by patterns as in PEFT's `target_modules`; embeddings, biases and norms by one switch
+each. Errors about untrainable parameters have the name and the reason. The model may be on the `meta` device,
+without memory for weights. This module knows nothing of files, bases or updates, and runs no model.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ VALUE_LAYERS = ("v_proj", "value", "v_lin", "v")
 """Names, in transformers' models, of the layers that make the values of attention."""
 
 UPPER = 2 / 5
-"""Share of a deep model's blocks that count as its last ones. There mini-batches agree most about a task's
-answers in words, and the blocks' input is computed once for each text (docs/research-log.md)."""
+"""Share of a deep model's blocks that count as its last ones. In these blocks mini-batches agree most about a
+task's answers in words, and the blocks' input is computed once for each text (docs/research-log.md)."""
 
 DEEP = 8
-"""Minimum number of blocks of a deep model. In a model with fewer, every block counts as one of the last."""
+"""Minimum number of blocks of a deep model. In a model with fewer blocks, all blocks count as the last
+ones."""
 
 _POSITIONS = re.compile(r"(.+\.)?(wpe|position_embeddings?)")
 """Names of the tables in transformers' models that have a row for each position."""
@@ -63,7 +64,7 @@ class Form(Enum):
 
 
 class TargetSite(NamedTuple):
-    """Place of a target in a model."""
+    """Location of a target in a model."""
 
     target: Target
     module: nn.Module
@@ -76,7 +77,7 @@ class Selection(NamedTuple):
     """Choice of what a run trains."""
 
     modules: tuple[str, ...] = (ALL_LINEAR,)
-    """Patterns for linear layers: names of modules, what their names end in, or regular expressions."""
+    """Patterns for linear layers: names of modules, endings of such names, or regular expressions."""
     embeddings: bool = False
     biases: bool = False
     norms: bool = False
@@ -222,8 +223,8 @@ def _upper_layers(model: PretrainedModel) -> list[str]:
 
 
 def _value_layers(model: PretrainedModel) -> list[str]:
-    """Return the names of the linear layers that are called as in VALUE_LAYERS, or of all if there is
-    none."""
+    """Return the names of the linear layers that are called as in VALUE_LAYERS, or of all linear layers if
+    there are none."""
     every = _linear_layers(model)
     return [name for name in every if name.rpartition(".")[2] in VALUE_LAYERS] or every
 

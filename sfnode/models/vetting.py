@@ -4,7 +4,7 @@ chooses code or other files.
 A model's author writes its configuration. In it transformers accepts names of other weights, of code for
 attention, of quantisation libraries and of paths on this machine, and each release adds keys. So transformers
 reads a scratch folder: links to the files of the digest, and configurations with only the keys that the
-model's own class declares. Knows transformers' conventions; loads no weights.
+model's own class declares. This module knows transformers' conventions, and loads no weights.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CHOOSES = {
     "use_timm_backbone": "another model",
     "mecab_option": "files of a tokenizer outside the model's folder",
 }
-"""Keys by which a configuration chooses code, devices or files, with what they choose. They are refused, and
-not ignored: without them it may be another model."""
+"""Keys by which a configuration chooses code, devices or files, with what they choose. They are refused
+instead of ignored, because without them the model may be a different one."""
 
 SHARED = frozenset(
     {
@@ -69,7 +69,8 @@ MAX_LAYERS = 1024
 experts, several times."""
 
 MAX_NUMBER = 1 << 24
-"""Maximum of any other whole number, unless the files have more bytes: twice the longest texts of models."""
+"""Maximum of any other whole number, unless the files have more bytes. It is twice the length of the longest
+texts that models read."""
 
 BASE = re.compile(r"theta|base")
 """Pattern for keys of large numbers that are whole only by chance: bases of frequencies."""
@@ -79,7 +80,8 @@ SAVED_BY = "transformers_version"
 
 PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
 """Pattern for arguments of a tokenizer's class that name files, which transformers would open anywhere.
-Without them it finds the files in the model's folder. Published models have them as left-overs."""
+Published models have such arguments as left-overs; without them the tokenizer finds its files in the model's
+folder."""
 
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
@@ -177,7 +179,7 @@ def _without_choices(file: Path) -> dict[str, Any]:
 
 
 def _every(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield keys, or places in lists, and values of a configuration, at any depth."""
+    """Yield keys, or indices in lists, and values of a configuration, at any depth."""
     for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
         yield str(key), value
         if isinstance(value, dict | list):
@@ -185,7 +187,8 @@ def _every(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedConfig]) -> None:
-    """Refuse settings of a later transformers under names that this version would silently ignore."""
+    """Raise UserError MODEL_UNSUPPORTED for settings of a later transformers, whose names this version would
+    silently ignore."""
     saved, here = (str(one).partition(".")[0] for one in (settings.get(SAVED_BY), transformers.__version__))
     ours = "rope_parameters" in _keys(kind) or not older_names(settings, kind)
     if (saved.isdigit() and int(saved) > int(here)) or not ours:
@@ -198,8 +201,8 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return settings of transformers 5 under their names of version 4, which version 5 also reads. Settings
-    that are there under these names already are left out."""
+    """Return settings of transformers 5 under the names that they have in version 4, which version 5 also
+    reads. Settings that already have these names are left out."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {
@@ -297,8 +300,8 @@ def _without_paths(value: Any) -> Any:
 
 
 def _check_tokenizer_class(file: Path, settings: dict[str, Any]) -> None:
-    """Refuse a class of transformers that is no tokenizer's: transformers would make one and pass it the
-    folder."""
+    """Raise UserError MODEL_UNSAFE for a class of transformers that is not a tokenizer's: transformers would
+    create an instance of it and pass it the folder."""
     name = settings.get("tokenizer_class")
     found = getattr(transformers, name, None) if isinstance(name, str) else name
     if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):

@@ -1,6 +1,7 @@
-"""Prepares a run: look at the data, propose, ask, measure, write. Nothing here prints.
+"""Prepares a run: reads its data, proposes a task, measures hyperparameters, writes its files. Nothing here
+prints.
 
-In this order: `table` (what a file has), `proposals` and `plan` (what could be learnt from it, and what its
-owner answers), `manifest` (the run of these options), `scalars`, `trial`, `rewards`, `first_order` and
-`measuring` (its numbers), `files` (what lies beside its manifest).
+The modules in the order of their use: `table` (contents of a file), `proposals` and `plan` (tasks that the
+file allows, and its owner's answers), `manifest` (manifest that follows from options), `scalars`, `trial`,
+`rewards`, `first_order` and `measuring` (hyperparameters), `files` (files beside the manifest).
 """

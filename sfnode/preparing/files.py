@@ -86,11 +86,11 @@ def require_shareable(given: Mapping[str, Any]) -> None:
 def take_rows(
     given: dict[str, Any], plan: Plan | None, folder: Path, note: Note, examine: Examine
 ) -> list[str]:
-    """Write the rows that fit, where others are left out, and the rows that are held out to new files in a
-    folder. Enter these files in `given`. Return messages for the user.
+    """Write rows to new files in a folder: the rows that fit the task, if others are left out, and the
+    held-out rows. Enter these files in `given`. Return messages for the user.
 
-    All nodes then read the same rows, even if they would reject different ones. Raises UserError as
-    `dataset.load_rows`, DISK_FULL, DATA_DIR_UNUSABLE.
+    All nodes then read the same rows, even if different nodes would reject different rows. Raises UserError
+    as `dataset.load_rows`, DISK_FULL, DATA_DIR_UNUSABLE.
     """
     said = []
     if plan:
@@ -122,7 +122,7 @@ def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Note, examine: Exa
                 said.append(f"Left out: {bad}. The other rows are in {made[source]}.")
         if made[source]:
             given[role] = made[source]
-    given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
+    given |= {"preset": begun.name} if begun.preset else {}  # the new files imply no preset
     return said
 
 

@@ -1,18 +1,19 @@
 """Measures the missing parts of a first-order run's manifest: bases, prior, and unit and limit of scalars.
 
-No rate is tried out. The coordinates are chosen so that gradients vary alike along all of them. In such
-coordinates one first rate suits the head of any model, and another one its body. A few gradients show their
-usual length.
+No rate is tried out. The coordinates are chosen so that gradients vary equally along all of them. In such
+coordinates one first rate suits the heads of all models, and another first rate suits their bodies. The usual
+norm of gradients is measured on a few mini-batches.
 
 The head: its outputs change by U A V^T x for a state x, where U is the identity. V is chosen with V V^T = (S
 + strength)^-1, where S are the second moments of the scaled states. The second moments of V^T x are then at
 most 1, and the curvature of a softmax is at most a half. So one rate serves all models and data, and no
-direction waits for another. Directions in which states vary less than `strength` learn less, as in a ridge
-regression; validation rows choose `strength`, as they choose when to stop. S is not centred. The mean state
-is therefore a direction like others, and changes along it act as a bias.
+direction learns more slowly than the others. The exceptions are directions in which states vary less than
+`strength`, as in a ridge regression. `strength`, like the end of training, is chosen by the loss on
+validation rows. S is not centred. The mean state is therefore a direction like others, and changes along it
+act as a bias.
 
-The body: its bases span its gradients. Their columns are mixed so that gradients of mini-batches vary alike
-along all of them (`turned`).
+The body: its bases span its gradients. The bases' columns are mixed so that gradients of mini-batches vary
+equally along all columns (`turned`).
 """
 
 from __future__ import annotations
@@ -51,29 +52,29 @@ WHITENED_ROWS = 1024
 (`kept_states`)."""
 
 VALIDATING = 1 / 5
-"""Share of the WHITENED_ROWS rows that serve as validation rows in a run without any."""
+"""Share of the WHITENED_ROWS rows that serve as validation rows in a run without validation rows."""
 
 STEP = 1.75
-"""Length of the first step of a body along a usual gradient, in coordinates whose columns have mean length 1
-and along which gradients vary alike. SmolLM2 learns AG News and SST-2 with 2/3 of this length and with 3/2 of
-it. No single rate, and no single gain, suits both (docs/research-log.md)."""
+"""Length of the first step of a body along a usual gradient, in coordinates whose columns have mean norm 1
+and along which gradients vary equally. SmolLM2 learns AG News and SST-2 with 2/3 of this length and with 3/2
+of it. No single rate, and no single gain, suits both data sets (docs/research-log.md)."""
 
 REWARD_STEP = 0.5
 """Length of the first step of a body in a reward run, whose gradients have far more noise; otherwise as STEP.
-The embedded sums end best with 0.3 and 0.5, and are ruined by 1. SmolLM2 learns orders with 0.5 and 0.75
-(docs/research-log.md)."""
+The built-in model for sums ends best with 0.3 and 0.5, and is ruined by 1. SmolLM2 learns to follow orders
+with 0.5 and 0.75 (docs/research-log.md)."""
 
 USUAL_BATCHES, REWARDED_BATCHES = 32, 8
 """Number of mini-batches whose gradients give the usual norm (their median) and the second moments (their
-mean), in other runs and in reward runs. Reward runs have fewer, because answers are written for each
-mini-batch."""
+mean): USUAL_BATCHES, or REWARDED_BATCHES in reward runs. Reward runs have fewer, because answers are written
+for each mini-batch."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
 """Target root mean square of a usual update's scalars, keyed by their number of bits. The largest 8-bit
-scalar is 16 times as large."""
+scalar is 16 times as large as the target."""
 
 LIMIT = 2
-"""Limit of a label, as a multiple of a usual update's norm."""
+"""Maximum norm of an update (`norm_limit`), as a multiple of a usual update's norm."""
 
 
 IDENTITY = 64
@@ -102,8 +103,8 @@ def _of_batch(manifest: Manifest) -> int:
 
 
 def begun(manifest: Manifest) -> Manifest:
-    """Return a first-order run with zeroth-order numbers in place of those not measured yet, so that a
-    trainer can measure them."""
+    """Return a first-order run's manifest with zeroth-order values in place of hyperparameters that are not
+    measured yet, so that a trainer can measure them."""
     task = manifest.task
     plain = task.model_copy(update={"loss": "plain", "prior": ()}) if task.loss == "calibrated" else task
     training = manifest.training.model_copy(update=WITHOUT_GRADIENTS)
@@ -113,11 +114,12 @@ def begun(manifest: Manifest) -> Manifest:
 def prepare(
     manifest: Manifest, given: Container[str], means: Means, waiting: Waiting, measure: bool = True
 ) -> Prepared:
-    """Return a first-order run with all its numbers measured, except those whose names are in `given`. A run
-    whose numbers were measured before is returned as it is. Bases are written to the folder of `means`.
+    """Return a first-order run with all its hyperparameters measured, except those named in `given`. A run
+    whose hyperparameters were measured before is returned unchanged. Bases are written to the folder of
+    `means`.
 
     Raises UserError as `making_bases.make_on` and `usual`, LOSS_FLAT without a gradient, and BAD_OPTION for
-    numbers that no manifest can have, where no public row is within reach, and without `measure`.
+    values that no manifest can have, if no public row can be read, and without `measure`.
     """
     if manifest.training.norm_limit:
         return Prepared(manifest)
@@ -149,7 +151,7 @@ def _complete(
     manifest: Manifest, given: Container[str], trainer: Trainer, folder: Path, tell: Tell
 ) -> Prepared:
     own = {name: getattr(manifest.training, name) for name in Training.model_fields if name in given}
-    Training.model_validate(begun(manifest).training.model_dump() | ANY | own)  # before it takes minutes
+    Training.model_validate(begun(manifest).training.model_dump() | ANY | own)  # the rest takes minutes
     found = (_head if takes_features(manifest) else _body)(manifest, trainer, folder, tell)
     numbers = found.manifest.training.model_dump() | own
     whole = Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
@@ -157,8 +159,8 @@ def _complete(
 
 
 def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
-    """Return the run with its prior, bases from the mean gradient, and the numbers that follow from the usual
-    length of a gradient in these bases."""
+    """Return the run with its prior, bases from the mean gradient, and the hyperparameters that follow from
+    the usual norm of a gradient in these bases."""
     taken = 0
     if manifest.task.loss == "calibrated":
         prior, taken = scalars.prior_of(trainer, calibration.mean_probability)
@@ -172,7 +174,7 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     ready = trainer.like(scalars.changed(manifest, "training", norm_limit=1), folder)
     began = time.monotonic()
     batches, rows_each = _usual_batches(manifest), _of_batch(manifest)
-    least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be as good
+    least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be equally good
     found = usual(ready, batches, least, lambda done: tell(taken + done * rows_each))
     each = (time.monotonic() - began) / batches
     if made:
@@ -188,8 +190,8 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
 
 
 def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
-    """Return the run with whitened coordinates, the rate that suits these, and the numbers that follow from
-    the length of a gradient in them."""
+    """Return the run with whitened coordinates, the rate that suits these, and the hyperparameters that
+    follow from the norm of a gradient in them."""
     public, held = _rows(manifest, trainer)
     began, loaded = time.monotonic(), trainer.loaded
     (site,) = loaded.sites
@@ -203,7 +205,7 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     units = units_of(manifest.training, site.target)
     of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, v), units, strict=True))
     gradient, _ = head_gradient(known, of_u, of_v)
-    size = IDENTITY * units[0] * units[1] / unit  # of these coordinates, in those that were found
+    size = IDENTITY * units[0] * units[1] / unit  # of the written bases, relative to the found ones
     rate = rate_of(len(u)) / size**2 / manifest.training.epoch_updates
     manifest = scalars.changed(manifest, "training", learning_rate=_as_rate(rate))
     seconds = each * len(trainer.run_rows.training()) + manifest.training.epochs * HEAD_EPOCH
@@ -231,8 +233,8 @@ def _known(trainer: Trainer, rows: Sequence[Row], tell: Tell) -> Known:
 
 
 def _turned(manifest: Manifest, pairs: making_bases.Pairs, found: F64, folder: Path) -> tuple[Manifest, F64]:
-    """Return the run with its bases turned until gradients vary alike along all columns, and the gradients in
-    them."""
+    """Return the run with its bases transformed so that gradients vary equally along all columns, and the
+    gradients in the new bases."""
     cores = found.reshape(-1, *manifest.core_shape)
     of_u, of_v = turned(cores)
     found = (of_u.swapaxes(1, 2) @ cores @ of_v).reshape(found.shape)
@@ -253,8 +255,8 @@ def _with_bases(manifest: Manifest, pairs: making_bases.Pairs, folder: Path) -> 
 
 
 def _measured(manifest: Manifest, norm: float) -> Manifest:
-    """Return the run with unit and limit for gradients of this length. Raises UserError LOSS_FLAT if it is
-    0."""
+    """Return the run with the unit and the limit of scalars for gradients of this norm. Raises UserError
+    LOSS_FLAT if the norm is 0."""
     if not norm > 0:
         raise UserError(
             Code.LOSS_FLAT,
@@ -278,9 +280,9 @@ def usual(
     advance: Callable[[int], None] = lambda done: None,
 ) -> F64:
     """Return the gradients of `count` mini-batches at the present model, (n, cells), without those that are 0
-    or not finite. `advance` is told how many are done.
+    or not finite. `advance` is told the number of finished mini-batches.
 
-    Raises as `gradient`, DATA_*, and LOSS_NOT_FINITE if fewer than `least` are left.
+    Raises as `gradient`, DATA_*, and LOSS_NOT_FINITE if fewer than `least` gradients are left.
     """
     seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, count).tolist()
     found: list[F64] = []
@@ -298,7 +300,8 @@ def usual(
 
 def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
     """Return scalar_delta, scalar_limit and norm_limit of a run with this many cells and scalar bits, whose
-    usual gradient has this norm. The limit is LIMIT times as long as a usual gradient."""
+    usual gradient has this norm. norm_limit is LIMIT times the norm of a usual gradient in units of
+    scalar_delta."""
     size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
     return {
         "scalar_delta": norm / size,
@@ -311,16 +314,16 @@ def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
 
 
 MOST_RATE = 2.0
-"""Maximum rate of a round's mean gradient. The largest curvature is a half. So steps above 4 may diverge, and
-steps above 2 with gradients one round late."""
+"""Maximum rate of a round's mean gradient. The largest curvature is a half. So rates above 4 may diverge;
+with gradients that are one round late, rates above 2 may."""
 
 STRENGTHS = (10.0, 3.0, 1.0)
 """Strengths of regularisation that are tried, for features of variance 1. Runs with 30 took longer and learnt
-no more. Strengths below 1 gain little on validation rows, and lose far more on rows that differ from these
+no more. Strengths below 1 gain little on validation rows, and lose far more on rows of another kind
 (docs/research-log.md)."""
 
 ROUNDS = 64
-"""Maximum number of rounds that are computed ahead to find the least validation loss."""
+"""Maximum number of rounds that are simulated to find the least validation loss."""
 
 LEAST_SPREAD = 1e-3
 """Minimum spread by which a feature is divided, as a share of the median spread. A feature that hardly varies
@@ -332,8 +335,8 @@ features. Without it at least as many rows as features would be needed."""
 
 DULL = 0.03
 """Amount that is added to the body's second moments in every direction, as a share of the mean square of all
-cells' gradients. Without it steps would be longest where gradients say nothing. A run learns less with 0.3,
-and a little less with 0.1."""
+cells' gradients. Without it steps would be longest in directions in which gradients show nothing. A run
+learns less with 0.3 than with 0.03, and a little less with 0.1."""
 
 
 def whitening(public: Known, validating: Known, columns: int) -> tuple[making_bases.I8, float]:
@@ -341,8 +344,9 @@ def whitening(public: Known, validating: Known, columns: int) -> tuple[making_ba
     the validating rows' loss most within ROUNDS rounds. Also return the value of an entry of 1, a power of
     two.
 
-    A lower strength must gain more than one standard error: on AG News a smaller gain cost as much on the
-    test rows. The computation takes some features^3 operations.
+    A lower strength is taken only if it lowers the loss by more than one standard error: on AG News the test
+    rows lost as much by a smaller gain as the validating rows gained. The computation takes about features^3
+    operations.
     """
     x = public.states.double().cpu()
     spread = x.std(0, correction=0)
@@ -364,12 +368,12 @@ def whitening(public: Known, validating: Known, columns: int) -> tuple[making_ba
 
 def turned(gradients: F64) -> tuple[F64, F64]:
     """Return the matrices that multiply the columns of U and of V of each target from the right so that
-    gradients vary alike along all of them: (targets, rows, rows) and (targets, columns, columns), of root
-    mean square size 1. `gradients` are of some mini-batches, (n, targets, rows, columns).
+    gradients vary equally along all columns: (targets, rows, rows) and (targets, columns, columns), with
+    columns of mean squared norm 1. `gradients` are of some mini-batches, (n, targets, rows, columns).
 
-    A step along a gradient in the new bases is a step along the gradient divided by the root of its second
-    moments. Within a target they are estimated from the moments of its rows and of its columns (Gupta, Koren,
-    Singer 2018, "Shampoo").
+    A step along a gradient in the new bases equals, in the old bases, a step along the gradient divided by
+    the square root of its second moments. Within a target these are estimated from the moments of its rows
+    and of its columns (Gupta, Koren, Singer 2018, "Shampoo").
     """
     mean_square = float((gradients**2).mean())
     sides: list[F64] = []
@@ -405,9 +409,9 @@ def _losses(public: Known, validating: Known, v: Tensor) -> Iterator[Tensor]:
 def _rounded(v: F64, moments: F64) -> tuple[making_bases.I8, float]:
     """Return V (features, columns) as int8, and the value of an entry of 1.
 
-    Features are rounded one by one. The error in products with states of these second moments (features,
-    features) is corrected by the features that follow (Frantar et al. 2022, "GPTQ"). Without that errors add
-    up along the mean state, and training diverges.
+    Features are rounded one by one. The features that follow correct the error in products with states, whose
+    second moments are `moments` (features, features) (Frantar et al. 2022, "GPTQ"). Without this correction
+    errors add up along the mean state, and training diverges.
     """
     unit = 2.0 ** math.ceil(math.log2(max(np.abs(v).max(), 1e-30) / making_bases.LARGEST_ENTRY))
     order = np.argsort(np.diag(moments), kind="stable")  # the largest are rounded first

@@ -40,7 +40,7 @@ from sfnode.tasks.public_files import typed
 from sfprotocol.messages import MAX_UPDATE_BYTES, OLDEST_VERSION
 
 HUB_TASK = "sst2"
-"""Task for a model that is not built in: a small one that every language model can learn."""
+"""Task for a model that is not built in: a small task that every language model can learn."""
 
 SUBSPACES = 16
 """Approximate number of subspaces of an organised run, unless its options say otherwise. Each has a core in
@@ -48,12 +48,12 @@ every node's memory and in every checkpoint (0.6 MB for OPT-125M's shape), and i
 weight. With one subspace for each of 1,000 epochs a first step would take minutes."""
 
 QUOTA_EPOCHS = 4
-"""Default quota of a feed with one label, in whole epochs. A trainer that fills an epoch alone can then
-continue for three more while the organiser is away."""
+"""Default quota of a feed's updates with one epoch label, as a multiple of an epoch's updates. A trainer that
+fills an epoch alone can then train for three more epochs while the organiser is away."""
 
 VALIDATION_ROWS = 256
-"""Default number of training rows that are withheld, by which an organiser judges. Measurements on as many
-rows vary by 3 points."""
+"""Default number of training rows that are withheld, on which an organiser judges updates. Measurements on
+256 rows vary by 3 points."""
 
 MOST_WITHHELD = 1 / 5
 """Maximum share of the training data that is withheld for validation by default. Data on the hub are not
@@ -63,27 +63,29 @@ HEAD = Selection(modules=("score",))
 """Layers that a run of a head trains: the head that transformers adds to a causal model as a classifier."""
 
 HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=48_000, decay=0.95)
-"""Default numbers of a zeroth-order run of a head (docs/research-log.md). An update takes microseconds there.
-With two classes only the columns of V make different directions, so the rank must be large."""
+"""Default hyperparameters of a zeroth-order run of a head (docs/research-log.md). An update of a head takes
+microseconds. With two classes only the columns of V make different directions, so the rank must be large."""
 
 IN_WORDS = Selection(modules=(UPPER_LINEAR,))
-"""Layers by which a language model learns a task's answers in words, unless options name others."""
+"""Layers that are trained if a language model learns a task's answers in words, unless options name
+others."""
 
 IN_WORDS_TRAINING = Training(group=8, batch_size=8)
-"""Default numbers of a zeroth-order run that learns answers in words (docs/research-log.md). An update takes
-as many forward passes as one of 4 rows at two points, and learns more."""
+"""Default hyperparameters of a zeroth-order run that learns answers in words (docs/research-log.md). An
+update takes as many forward passes as an update on 4 rows at two points, and learns more."""
 
 FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
-"""Default numbers of a first-order run of the body's last blocks (docs/research-log.md)."""
+"""Default hyperparameters of a first-order run of the body's last blocks (docs/research-log.md)."""
 
 FIRST_ORDER_REWARDS = FIRST_ORDER.model_copy(update={"update_budget": 96})
-"""Default numbers of a first-order reward run, where an update takes 32 written answers. Models that come
-with sfnode write thousands a second, and take FIRST_ORDER's budget instead. More updates then share a round,
-with less noise (docs/research-log.md)."""
+"""Default hyperparameters of a first-order reward run, where an update takes 32 written answers. Models that
+come with sfnode write thousands of answers per second, and take FIRST_ORDER's budget instead. More updates
+then share a round, with less noise (docs/research-log.md)."""
 
 FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
-"""Default numbers of a first-order run of a head, in whitened coordinates. A node keeps the states of its
-rows, so an update of all rows is nearly free. Some thirty rounds suffice, and validation rows end the run."""
+"""Default hyperparameters of a first-order run of a head, in whitened coordinates. A node keeps the states of
+its rows, so an update on all rows is nearly free. About thirty rounds suffice, and the loss on validation
+rows ends the run."""
 
 GRADIENT_ROUNDS, REWARD_ROUNDS, HEAD_ROUNDS = 32, 16, 64
 """Default number of rounds of a first-order run, whatever its budget: for a body that learns from right
@@ -94,41 +96,44 @@ EIGHT_BITS = 1024
 update is still small."""
 
 BY_REWARDS = Selection(modules=(VALUES,))
-"""Layers by which a language model learns from rewards, unless options name others. They are 3 % of SmolLM2's
-parameters, and a step along their gradient brings nearly as much as one along the gradient of all parameters
-(docs/research-log.md)."""
+"""Layers that are trained if a language model learns from rewards, unless options name others. They are 3 %
+of SmolLM2's parameters, and a step along their gradient improves rewards nearly as much as a step along the
+gradient of all parameters (docs/research-log.md)."""
 
 REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
-"""Default numbers of a zeroth-order reward run. Answers are written once for a group, four to each prompt."""
+"""Default hyperparameters of a zeroth-order reward run. Answers are written once for a group, four to each
+prompt."""
 
 PROMPT_TOKENS = 768
 """Maximum tokens of a prompt in a reward run, unless the model has fewer positions."""
 
 HEAD_PARTS = 4
-"""Number of parts of a head's first-order round, of which each member may make one. A part is a single update
-unless the budget is larger. An update is measured on all rows of its node, so a second one at the same
-weights adds nothing. With parts eight times as large, a run of 64 rounds ended after 16."""
+"""Number of parts of a head's first-order round; the quota of each member is one part of the round's updates.
+A part is a single update unless the budget is larger. An update is measured on all rows of its node, so a
+second update at the same weights adds nothing. With parts eight times as large, a run of 64 rounds ended
+after 16."""
 
 IN_WORDS_ROUNDS = 8
 """Default number of rounds of a zeroth-order run that learns answers in words or by rewards. An organiser may
-close longer ones."""
+close rounds later."""
 
 HEAD_ROWS = 4_096
 """Default maximum number of rows to train a head on, as each must go through the model once first. A linear
-head on some hundreds of features learns little from more."""
+head on some hundreds of features learns little from more rows."""
 
 MEAN_RATE = 1 / 2
-"""Mean factor of the linear and of the cosine schedule. An organised run has it as a constant factor
-instead."""
+"""Mean factor of the linear and of the cosine schedule. An organised run uses this constant factor instead of
+a schedule."""
 
 LABELLED = ("classification", "sequence-classification")
-"""Kinds with labels: answers in words, and a head. A ready-made task may be either."""
+"""Kinds of tasks with labels: answers in words, and classes of a head. A ready-made task may be of either
+kind."""
 
 WITHOUT_GRADIENTS = {
     "estimator": "zeroth-order",
     **{name: Training.model_fields[name].default for name in ("norm_limit", "basis", "bases", "scalar_bits")},
 }
-"""Zeroth-order numbers with which a first-order run is measured until it has its own."""
+"""Zeroth-order hyperparameters with which a first-order run is measured until it has its own."""
 
 TASK_FIELDS = tuple(name for name in Task.model_fields if name != "prior")
 """Fields of a task that are options; a prior is measured."""
@@ -137,17 +142,19 @@ SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"
 """Options that select trained layers other than a head."""
 
 REMEASURED = SELECTION | {"rank", "loss", "group"}
-"""Options that make it necessary to measure a forked run's numbers anew. Other bases do so, too."""
+"""Options that make it necessary to measure a forked run's hyperparameters anew. A change of bases does so,
+too."""
 
 _STEP = {"epsilon", "epsilons", "learning_rate", "scalar_delta", "scalar_limit"}
 _SUITED = {"rank", "basis", "bases", "features"} | _STEP
 
 
 def unsuited(old: Training) -> dict[str, Any]:
-    """Return the default values of numbers that do not suit a forked run, keyed by name. If the parent trains
-    a head, whose updates cost next to nothing, they include the numbers of updates and of rows."""
+    """Return the default values of hyperparameters that a forked run cannot keep, keyed by name. If the
+    parent trains a head, whose updates cost next to nothing, they include the numbers of updates and of
+    rows."""
     if old.is_first_order:
-        return {"norm_limit": 0}  # which has it measured anew, with all that goes with it
+        return {"norm_limit": 0}  # 0 makes `prepare` measure the run anew
     after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
     return Training().model_dump(include=_SUITED | after_head)
 
@@ -190,10 +197,10 @@ def refusing() -> Iterator[None]:
 def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manifest:
     """Return the manifest for these options of `sfnode init`, keyed by parameter name.
 
-    `examine` looks at the rows of local data; the default shows no progress. With an `organiser` (64 hex
+    `examine` checks the rows of local data; the default shows no progress. With an `organiser` (64 hex
     digits) the run is organised. For a first-order `estimator` the manifest lacks bases, the prior and the
-    measured numbers (`first_order`). Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do
-    not fit the task.
+    measured hyperparameters (`first_order`). Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data
+    that do not fit the task.
     """
     name, preset, source, revision, task, data = beginning(given)
     first, organised = by_gradients(given), "organiser" in given
@@ -231,8 +238,8 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
 
 
 def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tuple[Selection, Training, int]:
-    """Return the default layers and numbers of a run, and its number of rounds if that does not depend on the
-    budget, else 0. A model that comes with a task has its `own` numbers."""
+    """Return the default layers and hyperparameters of a run, and its number of rounds if that does not
+    depend on the budget, else 0. `own`: the hyperparameters of a model that comes with a task."""
     if head:
         return (HEAD, FIRST_ORDER_HEAD, HEAD_ROUNDS) if first else (HEAD, own or HEAD_TRAINING, 0)
     if first:
@@ -249,7 +256,8 @@ def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tupl
 def _numbers(
     training: Training, rounds: int, model: Model, given: dict[str, Any], head: bool, *, first: bool
 ) -> tuple[Training, OrganisedSection]:
-    """Return the numbers of a run, in which the given ones replace defaults, and its `organised` section."""
+    """Return the hyperparameters of a run, in which given values replace defaults, and its `organised`
+    section."""
     if rounds and "epoch_updates" not in given:
         budget = given.get("update_budget", training.update_budget)
         training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
@@ -263,7 +271,7 @@ def _numbers(
 
 
 def usual_estimator(given: dict[str, Any], organised: bool) -> str:
-    """Return the estimator with which the run of these options learns most for the time
+    """Return the estimator with which the run of these options learns most in a given time
     (`proposals.estimator`). It is zeroth-order if the rows are on the hub and cannot be read here, as no
     gradient can be measured then. Raises UserError as `build`."""
     begun = beginning(given)
@@ -298,9 +306,9 @@ def _with_gradients(
     given: dict[str, Any],
     head: bool,
 ) -> tuple[Training, OrganisedSection]:
-    """Return the numbers of a first-order run, without the measured ones. Unless the rank is given, it is
-    halved until an update fits and all targets have cores of one shape. Raises UserError BAD_OPTION if the
-    classes of a head do not fit."""
+    """Return the hyperparameters of a first-order run, without the measured ones, and its `organised`
+    section. Unless the rank is given, it is halved until an update fits its maximum size and all targets have
+    cores of one shape. Raises UserError BAD_OPTION if the classes of a head do not fit."""
     sizes, rank = [(one.out_features, one.in_features) for one in targets], training.rank
     while "rank" not in given and rank > 1 and not _fits(rank, sizes):
         rank //= 2
@@ -323,14 +331,13 @@ def _with_gradients(
 
 
 def _fits(rank: int, sizes: Sequence[tuple[int, int]]) -> bool:
-    """Return whether an update at this rank fits, and cores have one shape."""
+    """Return whether an update at this rank fits its maximum size, and cores have one shape."""
     cells = sum(min(rank, out) * min(rank, inner) for out, inner in sizes)
     return cells <= MAX_UPDATE_BYTES and (rank <= min(map(min, sizes)) or len(set(sizes)) == 1)
 
 
 def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:
-    """Return the examination of the rows of the run that these options describe. Raises UserError as
-    `build`."""
+    """Return an examination of rows for the run that these options describe. Raises UserError as `build`."""
     begun = beginning(given)
     home = files.located(begun.source, begun.revision)
     return RowExamination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
@@ -448,7 +455,8 @@ def _selection(given: dict[str, Any], usual: Selection) -> Selection:
 
 
 def _levelled(training: Training) -> Training:
-    """Return the numbers of an organised run, with a schedule's mean rate as the constant one."""
+    """Return the hyperparameters of an organised run, in which the mean rate of a schedule replaces the
+    schedule."""
     if training.schedule == "constant":
         return training
     return training.model_copy(
@@ -467,7 +475,7 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
         fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": tokens + PROMPT_TOKENS}
         fields["temperature"] = TEMPERATURE
     own = {key: given[key] for key in TASK_FIELDS if key in given}
-    if isinstance(own.get("verifier"), str):  # else it is what such a name stands for
+    if isinstance(own.get("verifier"), str):  # otherwise it is the verifier itself
         own["verifier"] = verifying.load(own["verifier"])
     task = Task(**fields | own)
     usual: Literal["plain", "centred", "calibrated"] = DEFAULT_LOSS
@@ -491,9 +499,9 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
 
 
 def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
-    """Return whether a ready-made task is learnt by a head. By default a task about one text is, unless the
-    model is the task's own or options ask for a prompt or for layers of the body. A frozen causal model says
-    little about how two texts compare."""
+    """Return whether a ready-made task is learnt by a head. By default a task about one text is learnt by a
+    head, unless the model is the task's own or options ask for a prompt or for layers of the body. A frozen
+    causal model says little about how two texts compare."""
     if "kind" in given or _is_encoder(_json(home / files.CONFIG)):
         return given.get("kind") != "classification"
     own = {"template", "loss", *SELECTION} & set(given)
@@ -502,14 +510,15 @@ def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
 
 
 def _trains_head(task: Task, given: dict[str, Any], home: Path) -> bool:
-    """Return whether a run trains only the linear head of a causal model, as usual."""
+    """Return whether a run trains only the linear head of a causal model, which is the default for
+    classifiers."""
     causal = not _is_encoder(_json(home / files.CONFIG))
     return causal and task.kind == "sequence-classification" and not SELECTION & given.keys()
 
 
 def _check_kind(task: Task, home: Path) -> None:
-    """Refuse an encoder for a language task: transformers would load it, but it sees the tokens that it
-    predicts."""
+    """Raise UserError MODEL_UNSUPPORTED for an encoder in a language task. transformers would load it, but an
+    encoder sees the tokens that it has to predict."""
     if task.kind != "sequence-classification" and _is_encoder(_json(home / files.CONFIG)):
         raise UserError(
             Code.MODEL_UNSUPPORTED,
@@ -542,14 +551,14 @@ def _is_encoder(config: dict[str, Any]) -> bool:
 
 
 def routes_tokens(home: Path) -> bool:
-    """Return whether the base model in a folder is a mixture of experts, by its configuration."""
+    """Return whether the base model in a folder is a mixture of experts according to its configuration."""
     config = _json(home / files.CONFIG)
     return any(isinstance(size := config.get(key), int) and size > 1 for key in EXPERT_COUNTS)
 
 
 def _positions(home: Path, task: Task) -> int:
-    """Return the maximum tokens of a row: the task's maximum, or the smaller one that the model's files
-    state, as far as the model can read so many."""
+    """Return the maximum tokens of a row: the least of the task's maximum, the maximum in the model's files,
+    and the number of tokens that the model really can read."""
     config, tokenizer = _json(home / files.CONFIG), _json(home / "tokenizer_config.json")
     sizes = (
         task.max_tokens,
@@ -590,7 +599,7 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
 def _try_data(manifest: Manifest, examine: RowExamination) -> None:
     """Read the local data files as training does, and check the templates of the task and of the model.
 
-    Data on the hub are left to the nodes, which need them anyway.
+    Data on the hub are not read here, because every node reads them anyway.
     """
     data, task = manifest.data, manifest.task
     prompts.render_row(task, prompts.example(task))

@@ -1,6 +1,6 @@
-"""Measures the numbers of a run's manifest, and makes the bases that it publishes.
+"""Measures the hyperparameters of a run's manifest, and makes the bases that the run publishes.
 
-Decides which measurements are made, in which order, and which results go into the manifest.
+This module decides which measurements are made, in which order, and which results go into the manifest.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from sfnode.tasks import dataset
 from sfnode.tasks.presets import PRESETS, of_model
 
 FORWARDS = 990
-"""Maximum number of example-forwards of `prepare`. With the few short rows that check a model's layers it
-makes 1,000 at most: a minute or two on two cores with a model of 135 M parameters. Most of them find the
-first rate, by 8 updates. With 600 a bend was known only to within a half, and short runs kept rates that were
-4 times too small (docs/research-log.md)."""
+"""Maximum number of example-forwards of `prepare`. With the few short rows that check a model's layers the
+total is 1,000 at most: a minute or two on two cores with a model of 135 M parameters. Most of them serve to
+find the first rate. With 600 the second derivative was known only to within a half, and short runs kept rates
+that were 4 times too small (docs/research-log.md)."""
 
 RANKS = {"errors": 4, "gradients": 1}
-"""Default ranks, keyed by the kind of published bases (docs/research-log.md). Of strong directions fewer are
-needed, and with fewer an update learns more."""
+"""Default ranks, keyed by the kind of published bases (docs/research-log.md). Fewer directions suffice if
+they are strong, and with fewer directions an update learns more."""
 
 DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
-"""Default kinds of bases of runs whose numbers are tried out: of reward runs the second, of others the first.
-Among the kinds made by forward passes alone, `errors` teaches a real model answers in words best. For rewards
-none of these kinds brought anything (docs/research-log.md)."""
+"""Default kinds of bases of runs whose hyperparameters are tried out: REWARD_BASIS for reward runs,
+DEFAULT_BASIS for others. Among the kinds made from forward passes alone, `errors` is best for learning
+answers in words on a real model. With rewards, models learnt nothing with any of these kinds
+(docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
-"""Names of the numbers that are tried out."""
+"""Names of the hyperparameters that are tried out."""
 
 
 def prepare(
@@ -49,14 +50,14 @@ def prepare(
     basis: str | None = None,
     measure: bool = True,
 ) -> Prepared:
-    """Make bases and choose a manifest's numbers by its model, except numbers whose names are in `given`.
+    """Make bases and choose the hyperparameters that suit a manifest's model, except those named in `given`.
 
-    `basis` is the kind of bases that the user asked for; then failing to make them is an error. With
-    `measure` the limit of the scalars and a centred loss's prior are measured. Epsilon, scalar_delta and a
-    first learning rate are tried out with suitable bases, unless all are given or the run is a built-in one.
-    This takes FORWARDS example-forwards at most, without bases from gradients. In a reward run answers are
-    written instead. Raises UserError BAD_OPTION, and as `first_order.prepare`, `making_bases.make`,
-    `scalars.measure`, `scalars.require_answers`, `scalars.check` and `rewards.run` do.
+    `basis` is the kind of bases that the user asked for, if any; a failure to make this kind is an error.
+    With `measure` the limit of the scalars and a centred loss's prior are measured. Epsilon, scalar_delta and
+    a first learning rate are tried out with suitable bases, unless all are given or the run is a built-in
+    one. This takes FORWARDS example-forwards at most, not counting bases from gradients. In a reward run the
+    model writes answers instead. Raises UserError BAD_OPTION, and as `first_order.prepare`,
+    `making_bases.make`, `scalars.measure`, `scalars.require_answers`, `scalars.check` and `rewards.run` do.
     """
     if manifest.training.is_first_order:
         return first_order.prepare(manifest, given, means, waiting, measure)
@@ -82,7 +83,7 @@ def prepare(
 
 
 def _kind_of_bases(manifest: Manifest, basis: str | None, tried: bool) -> str:
-    """Return the kind of bases to make; empty if none are, as for random bases or for a head."""
+    """Return the kind of bases to make; empty if no bases are made, as for random bases or for a head."""
     if takes_features(manifest):
         if basis:
             raise UserError(
@@ -98,7 +99,7 @@ def _kind_of_bases(manifest: Manifest, basis: str | None, tried: bool) -> str:
 
 
 def _is_built_in(manifest: Manifest) -> bool:
-    """Return whether a run is a built-in one, whose numbers were measured with random bases."""
+    """Return whether a run is a built-in one, whose hyperparameters were measured with random bases."""
     ready = PRESETS.get(of_model(manifest.model.source) or "")
     found = manifest.data.train, manifest.task.kind
     return ready is not None and found == (ready.data.train, ready.task.kind)
@@ -114,8 +115,8 @@ def _with_bases(
     *,
     needed: bool,
 ) -> tuple[Prepared, Trainer]:
-    """Return the run with bases of this kind, at a rank for it, and a trainer that has them. Without
-    `needed`, bases that cannot be made leave both unchanged."""
+    """Return the run with bases of this kind, at the rank that suits the kind, and a trainer that has them.
+    Without `needed`, bases that cannot be made leave both unchanged."""
     manifest, folder = found.manifest, means.bases or Path()
     rank = manifest.training.rank if "rank" in given else RANKS[kind]
     try:
@@ -140,9 +141,9 @@ def _with_bases(
 def _measured(
     found: Prepared, given: Container[str], tried: bool, trainer: Trainer, reason: str, tell: Tell
 ) -> Prepared:
-    """Return the run with a sample of slopes, and the prior of a centred loss. With `tried` numbers are tried
-    out, too, with the rest of FORWARDS. `reason` tells why there are no rows; it is empty if there are
-    some."""
+    """Return the run with a sample of slopes, and the prior of a centred loss. With `tried` hyperparameters
+    are tried out, too, in the rest of FORWARDS. `reason` tells why there are no rows; it is empty if there
+    are rows."""
     if reason:
         nothing = SlopeSample(np.zeros(0), scalars.typical_weight(trainer.loaded), reason)
         return found._replace(untried=reason if tried else "", sample=nothing)
@@ -171,7 +172,7 @@ def _measured(
 
 
 def _limited(found: Prepared, given: Container[str]) -> Prepared:
-    """Return the run with a limit that suits the slopes, unless one is given."""
+    """Return the run with a `scalar_limit` that suits the slopes, unless one is given."""
     if found.sample is None:
         return found
     if "scalar_limit" in given:

@@ -18,26 +18,26 @@ from sfnode.tasks.dataset import Bad, Row
 from sfnode.tasks.row_files import Placed, malformed
 
 RECOMMENDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""Base model for users who have not used another. It is small enough for a laptop, and docs/benchmarks.md has
-its measurements."""
+"""Default base model for users who have not used another one before. It is small enough for a laptop, and
+docs/benchmarks.md has its measurements."""
 
 LAST_MODEL = "last-model"
 """File in the cache that names the last base model."""
 
 LEAST_ROWS = 10
-"""Minimum number of rows of a table. From fewer nothing is learnt, and nothing can be measured."""
+"""Minimum number of rows of a table. From fewer rows nothing is learnt, and nothing can be measured."""
 
 MOST_EMPTY = 1 / 5
-"""Maximum share of rows that are left out unasked because they have no label, or no text."""
+"""Maximum share of rows that are left out without asking because they have no label, or no text."""
 
 HELD_OUT, MOST_HELD_OUT = 1 / 5, 1000
-"""Share of the rows that is held out to measure the result, and maximum number of such rows. MeZO tests on as
-many."""
+"""Share of the rows that is held out to measure the result, and maximum number of such rows. MeZO tests on
+1,000 rows, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of the user; empty ones are proposed."""
+    """Answers of the user. Proposals replace empty answers."""
 
     out: Path
     right: str = ""
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     bad: Bad
     held_out: int
     test: list[Row]
-    """Rows of another file that measure the model, where nodes would read that file differently."""
+    """Rows of the test file, if they are written anew because nodes would read that file differently."""
     anew: bool
     """Whether the rows are written anew because nodes would read the file differently."""
 
@@ -125,8 +125,8 @@ def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]
 
 
 def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
-    """Raise UserError if a run that is made without questions needs a human look: if its task is doubtful, or
-    rows are bad. A few rows that merely lack something are no reason."""
+    """Raise UserError if a run that is made without questions needs its owner's decision: if its task is
+    doubtful, or rows are bad. A few rows that merely lack something need no decision."""
     if found.proposal.doubt and not answers.right:
         raise UserError(
             Code.BAD_OPTION,
@@ -167,7 +167,7 @@ def remember_model(source: str) -> None:
     try:
         files.cache().mkdir(parents=True, exist_ok=True)
         (files.cache() / LAST_MODEL).write_text(f"{source}\n", "utf-8")
-    except OSError:  # nothing but a proposal
+    except OSError:  # only a proposal is lost
         return
 
 

@@ -1,21 +1,21 @@
-"""Proposals of tasks for the columns of a table, for an owner who then says yes or no.
+"""Proposals of tasks for the columns of a table, which its owner then confirms or changes.
 
-`KINDS` lists the kinds of tasks: each checks the columns and returns the task that follows. `NAMES` has the
+`KINDS` lists the kinds of tasks: each checks the columns and returns a task for them. `NAMES` has the
 meanings of column names, in four languages. The rules follow from the table alone, in this order:
 
     1. A column of conversations is a chat.
     2. The column with the right answer is the last one whose name says so. With columns A, B, ... or a list
        beside it the task is a choice. Few values that repeat are classes. Other values in a column for
-       answers are free answers. If no such column fits, the error says why: nobody wants it to be left
-       unread.
-    3. Without such a name it is the last column with few different values.
-    4. Otherwise there is only text to learn, that of the longest column. But numbers that are a score are
-       refused.
+       answers are free answers. If no such column fits, the error says why, because the owner surely does
+       not want the column to be left unread.
+    3. If no name says so, the column with the right answer is the last one with few different values.
+    4. Otherwise there is only text to learn: that of the longest column. A column of numbers that are a
+       score raises an error instead.
 
-A proposal that nobody would confirm at a glance has a `doubt`: two columns may be right, or a column that may
-be meant is left unread. The columns with sentences are read, or the longest one. Classes are learnt by a
-head, the faster way, and choices in words; both by gradients where possible (`estimator`), which learn most
-for the time.
+A proposal that nobody would confirm at a glance has a `doubt`: two columns may have the right answer, or a
+column that the owner may mean is left unread. All columns with sentences are read; if there are none, the
+longest column is. Classes are learnt by a head, which is faster, and choices in words. Both are learnt from
+gradients where possible (`estimator`), because a run then learns most in a given time.
 """
 
 from __future__ import annotations
@@ -70,34 +70,34 @@ CHOICES = ("", "option", "choice", "answer", "wahl", "antwort", "choix", "opcion
 """Prefixes of the names of columns with choices, before a letter or a number."""
 
 MOST_CLASSES = 100
-"""Maximum number of classes of a run, as mini-batches should show each."""
+"""Maximum number of classes of a run, because mini-batches should contain rows of each class."""
 
 MOST_GUESSED = 20
-"""Maximum number of classes of a column that nobody has named as classes."""
+"""Maximum number of classes of a column whose name does not say that it holds classes."""
 
 MOST_NUMBERS = 10
-"""Maximum number of different numbers that may be classes, such as stars. More are a score, unless they count
-classes from 0 or 1."""
+"""Maximum number of different numbers that may be classes, such as stars. More different numbers are taken
+for a score, unless they count classes from 0 or 1."""
 
 RARE, LEAST_TYPED = 1 / 20, 5
-"""Maximum rows of a mistyped class, as a share of the right one's; and minimum letters of a word that may be
-mistyped."""
+"""Maximum rows of a mistyped class, as a share of the rows of the right class; and minimum letters of a word
+that may be mistyped."""
 
 MOST_JOINED = 2 * MOST_CLASSES
-"""Maximum number of different values among which mistyped ones are looked for, as each is compared with
-each."""
+"""Maximum number of different values among which mistyped ones are looked for, because each value is compared
+with every other value."""
 
 LONGEST_CLASS = 48
 """Maximum mean length of a class's name, in characters; longer values are texts."""
 
 SENTENCE = 3.0
-"""Minimum mean number of words in a cell of a column that is read next to the longest one."""
+"""Minimum mean number of words in a cell of a column that is read in addition to the longest column."""
 
 FITTING = 4 / 5
 """Minimum share of the rows that fit a proposed task."""
 
 MOST_OTHERS = 3
-"""Maximum number of other columns that are named, as the owner may have meant one."""
+"""Maximum number of other columns that a proposal names, because the owner may have meant one of them."""
 
 SURE = (["label"], ["labels"], ["gold", "label"])
 """Names, as lists of words, that only a column with the right answer has."""
@@ -139,9 +139,9 @@ class Proposal(NamedTuple):
 def estimator(
     task: Task, train: str, organised: bool, said: Mapping[str, Any]
 ) -> Literal["first-order", "zeroth-order"]:
-    """Return the estimator by which a run with these training data learns most for the time. It is
-    first-order, unless gradients are impossible, options that are `said` ask for forward passes, or the run
-    is a built-in demonstration of forward passes.
+    """Return the estimator with which a run with these training data learns most in a given time. It is
+    first-order, unless gradients are impossible, options in `said` ask for forward passes, or the run is a
+    built-in demonstration of forward passes.
 
     Gradients are impossible in an open run, where nobody signs rates, and without rows or measurements, which
     give the coordinates.
@@ -155,7 +155,7 @@ def estimator(
 
 def propose(table: DataTable, right: str = "", texts: Sequence[str] = (), way: str = "") -> Proposal:
     """Return a task for a table. `right` names the column with the right answer, `texts` the columns to read,
-    and `way` how classes are learnt, by a "head" or in "words". Missing ones are guessed.
+    and `way` how classes are learnt, by a "head" or in "words". Empty arguments are guessed.
 
     Raises UserError DATA_MALFORMED with the reason why a column does not fit.
     """
@@ -169,7 +169,7 @@ def propose(table: DataTable, right: str = "", texts: Sequence[str] = (), way: s
 
 
 def _guess(table: DataTable, texts: Sequence[str], way: str) -> Proposal:
-    """Return the likeliest task, with a doubt if others are as likely."""
+    """Return the likeliest task, with a doubt if other tasks are equally likely."""
     tried = [(name, _tried(table, name, texts, way)) for name in _candidates(table)]
     good = [one for _, one in tried if isinstance(one, Proposal)]
     named = [_rank(table.columns[name]) < UNNAMED for name, _ in tried]
@@ -193,7 +193,7 @@ def _tried(table: DataTable, name: str, texts: Sequence[str], way: str) -> Propo
 
 
 def _doubt(table: DataTable, good: Sequence[Proposal]) -> str:
-    """Return why the first of these proposals is not plain; empty if it is."""
+    """Return why the first of these proposals is doubtful; empty if it is not."""
     found, columns = good[0], table.columns
     rank = _rank(columns[found.right]) if found.right in columns else UNNAMED
     rivals = [one.right for one in good if one.right in columns and _rank(columns[one.right]) == rank]
@@ -234,8 +234,8 @@ def _candidates(table: DataTable) -> Iterator[str]:
 
 
 def _rank(column: TableColumn) -> int:
-    """Return the rank of a column, the surest first, by what its name says of the right answer: 0 for `label`
-    and conversations, 1 for other names, 2 if only the last word says it, else UNNAMED."""
+    """Return the rank of a column, the surest first, according to what its name says about the right answer:
+    0 for `label` and conversations, 1 for other names, 2 if only the last word says it, else UNNAMED."""
     words = _words(column.name)
     if column.holds == "messages" or words in SURE:
         return 0
@@ -243,13 +243,13 @@ def _rank(column: TableColumn) -> int:
 
 
 def _role(column: TableColumn) -> str:
-    """Return the contents of a column by its name, as in NAMES; empty if the name does not tell."""
+    """Return the contents of a column according to its name, as in NAMES; empty if the name does not tell."""
     words = _words(column.name)
     return next((role for role, names in NAMES.items() if words and words[-1] in names), "")
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name, without one that tells only the form."""
+    """Return the words of a name, without a last word that tells only the form."""
     words = _plain(name).split()
     if words[:1] == ["unnamed"]:
         return words[:1]
@@ -294,7 +294,7 @@ def _refused(table: DataTable, column: TableColumn, reason: str) -> UserError:
 
 
 def classes(column: TableColumn) -> Counter[str]:
-    """Return the number of rows of each class of a column, with joined labels as one."""
+    """Return the number of rows of each class of a column. Joined labels count as one class."""
     joined, found = joins(column.values), Counter[str]()
     for label, count in column.values.items():
         found[joined.get(label, label)] += count
@@ -321,8 +321,8 @@ def joins(values: Counter[str]) -> dict[str, str]:
 
 
 def _is_typo(rare: str, common: str) -> bool:
-    """Return whether two labels differ in one word only, by one letter that is replaced, added or missing, or
-    by two letters that are swapped. The first letters must be the same, and both words must consist of
+    """Return whether two labels differ only in one word, and there only in one letter that is replaced, added
+    or missing, or in two swapped letters. The first letters must be the same, and both words must consist of
     letters."""
     pairs = zip(rare.casefold().split(), common.casefold().split(), strict=False)
     different = [(a, b) for a, b in pairs if a != b]
@@ -387,7 +387,7 @@ def _counts(column: TableColumn) -> bool:
 
 
 def _is_score(column: TableColumn) -> bool:
-    """Return whether numbers say how much of something there is, and count neither classes nor rows."""
+    """Return whether a column's numbers are amounts, and count neither classes nor rows."""
     counted = (column.whole and max(column.values.values(), default=0) < 2) or _role(column) == "rest"
     return column.holds == "numbers" and not counted and bool(_no_classes(column)) and len(column.values) > 1
 
@@ -447,8 +447,8 @@ class ColumnCandidate(NamedTuple):
 
 
 Kind = Callable[[ColumnCandidate], Task | str]
-"""Function that returns the task of a kind, or why the columns do not suit it; "" where another kind
-decides."""
+"""Function that returns the task of a kind, or why the columns do not suit the kind; "" if another kind gives
+the reason."""
 
 
 def _chat(asked: ColumnCandidate) -> Task | str:
@@ -492,7 +492,7 @@ def _letters(options: Collection[str]) -> list[tuple[str, str]]:
 
 def _lettered(labels: Collection[str], options: Collection[str]) -> dict[str, str]:
     """Return the letter for each label, if labels are letters of `options`, their names, or their numbers
-    from 0 or from 1; empty if they are none of these, or could be numbers of either kind."""
+    from 0 or from 1; empty if they are none of these, or could be numbers from 0 as well as from 1."""
     letters = [letter for letter, _ in _letters(options)]
     count = len(options)
     namings = [letters, [one.lower() for one in letters], [prompts.label(name) for name in options]]
@@ -505,7 +505,7 @@ def _lettered(labels: Collection[str], options: Collection[str]) -> dict[str, st
 
 
 def _class(asked: ColumnCandidate) -> Task | str:
-    """Return a task of telling a row's class."""
+    """Return a task of classifying rows."""
     if reason := _no_classes(asked.right):
         return reason
     names = {label: label for label in classes(asked.right)}
@@ -530,7 +530,7 @@ def _free(asked: ColumnCandidate) -> Task | str:
 
 
 KINDS: tuple[Kind, ...] = (_chat, _letter, _choice, _class, _free)
-"""Kinds of tasks, in the order in which they are looked for."""
+"""Kinds of tasks, in the order in which they are tried."""
 
 
 def _lines(texts: Sequence[str]) -> str:

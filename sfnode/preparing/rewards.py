@@ -1,19 +1,19 @@
 """A trial before the start of a zeroth-order reward run: the model answers prompts, which gives slopes.
 
-The trial finds two numbers:
+The trial finds two hyperparameters:
 
-    scalar_delta   A power of two, in which the scalars' root mean square is UNITS, as in other runs.
-    rate           Rewards have no bend that shows how far a slope reaches. The change of the model's answers
-                   shows it (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). Let z be the slopes of
-                   answers' log-probabilities along a group's step, from the first token in which answers to a
-                   prompt differ. Then the step changes the answers by the Kullback-Leibler divergence
-                   rate^2 E[z^2] / 2. A step without noise may change them by MOVE. A step of n directions in
-                   a subspace of D dimensions has (n + D) / n times the square of the slope. Such noise needs
-                   a rate that is smaller by that factor (McCandlish et al. 2018, arXiv 1812.06162), which
-                   changes the answers by n / (n + D) of MOVE.
+    scalar_delta   A power of two, with which the scalars' root mean square is about UNITS, as in other runs.
+    rate           Rewards have no second derivative that shows how far a slope holds. The change of the
+                   model's answers shows it instead (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). Let
+                   z be the slopes of answers' log-probabilities along a group's step, from the first token in
+                   which answers to a prompt differ. Then the step changes the answers by the Kullback-Leibler
+                   divergence rate^2 E[z^2] / 2. A step without noise may change the answers by MOVE. With n
+                   directions in a subspace of D dimensions, the square of the step's slope is (n + D) / n
+                   times as large as without noise. The rate must be smaller by that factor (McCandlish et al.
+                   2018, arXiv 1812.06162), and a step then changes the answers by n / (n + D) of MOVE.
 
-If all answers to a prompt get the same reward, the prompt teaches nothing. If all prompts are like that, it
-is an error with advice. `try_out` shows this before reward runs of either kind (`sfnode organise
+If all answers to a prompt get the same reward, the prompt teaches nothing. If all prompts are like that, the
+trial raises an error with advice. `try_out` shows this before reward runs of either kind (`sfnode organise
 try-reward`).
 """
 
@@ -42,12 +42,13 @@ from sfnode.tasks import metrics
 from sfprotocol.seeds import derive_key
 
 UPDATES = 32
-"""Number of updates that are measured. The root mean square of as many slopes is right to an eighth."""
+"""Number of updates that are measured. The root mean square of 32 slopes is accurate to an eighth."""
 
 MOVE = 1.0
 """Target change of answers by a group's step without noise: the Kullback-Leibler divergence in nats for each
-answer. It suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 with 0.1. Random
-bases on the embedded sums need 0.0024; there searches have to find the rate (docs/research-log.md)."""
+answer. It suits bases from gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 groups
+with 0.1. Random bases on the built-in model for sums need 0.0024; with these, searches have to find the rate
+(docs/research-log.md)."""
 
 NEAR = 0.01
 """Length of the trial step that shows the effect of a group's step, as a multiple of the weights' root mean
@@ -100,7 +101,7 @@ def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, dr
 
 
 def _rate(manifest: Manifest, squares: float) -> float:
-    """Return the rate that follows from this mean of z^2; the run's own rate if it is 0."""
+    """Return the rate that follows from `squares`, the mean of z^2; the run's own rate if the mean is 0."""
     numbers = manifest.training
     signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
     return trial.as_rate(math.sqrt(2 * MOVE * signal / squares)) if squares else numbers.learning_rate
@@ -113,8 +114,8 @@ SHOWN = 3
 def try_out(
     manifest: Manifest, means: Means, prompts: int, waiting: Waiting
 ) -> tuple[TryRewardResult, UserError | None]:
-    """Answer `prompts` of a run's prompts with its base model: with the likeliest tokens, and as in training.
-    Return the result, and the error if nothing can be learnt, else None.
+    """Answer `prompts` of a run's prompts with its base model: once with the likeliest tokens, and then as in
+    training. Return the result, and the error if nothing can be learnt, else None.
 
     Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
     """

@@ -1,7 +1,8 @@
-"""Measures slopes of a run before it starts, to set the limit of its scalars and to judge its numbers.
+"""Measures slopes of a run before it starts, to set the limit of its scalars and to check its
+hyperparameters.
 
 A node can publish any scalar up to the limit, by malice or by a fault, and everybody applies it. So the limit
-should be near the largest honest scalars, and no update at the limit may wreck the model.
+should be close to the largest honest scalars, and no update at the limit may wreck the model.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ SECONDS = 7e-10
 0.07 s for a row of 60 tokens on two cores."""
 
 FORWARDS = 342
-"""Default number of example-forwards of a sample of slopes, or of a trial: as many as `sfnode init` has left
-for a run after making its bases and measuring the prior of a centred loss."""
+"""Default number of example-forwards for a sample of slopes, or for a trial. `sfnode init` has this number
+left after making a run's bases and measuring the prior of a centred loss."""
 
 SLOPES, LEAST_SLOPES = 64, 4
-"""Maximum and minimum number of directional derivatives that are measured. Between runs of the built-in model
-that differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
+"""Maximum and minimum number of directional derivatives that are measured. In runs of the built-in model that
+differ only in their directions, the root mean square of 64 such slopes was between 34 and 64 units of
+scalar_delta."""
 
 PRIOR_ROWS = 120
 """Number of rows on which a manifest's prior is measured, for nodes without public rows. Its standard error
@@ -58,34 +60,36 @@ is then below 0.2 nats where scores vary by 2 from row to row."""
 
 UNITS = 32
 """Target root mean square of the scalars, in units of scalar_delta. Rounding then adds less than a thousandth
-of their variance. With 8 bits the target is half of it."""
+of their variance. With 8 bits the target is half of UNITS."""
 
 SHOWN = 4
-"""Maximum number of answers that are named where a model cannot tell them apart."""
+"""Maximum number of answers that an error names if the model cannot tell them apart."""
 
 MOST_ROWS = 8
 """Maximum number of rows of a measured mini-batch. Slopes of larger mini-batches are somewhat smaller (at 64
-rows by a factor below 3), so the numbers still suit."""
+rows by a factor below 3), so the hyperparameters still suit."""
 
 HEADROOM = 8
-"""Default limit of a scalar, as a multiple of the scalars' root mean square, unless the model bears less. One
-or two honest scalars in a thousand reach it in a run of the built-in model (docs/benchmarks.md)."""
+"""Default limit of a scalar, as a multiple of the scalars' root mean square, unless the model requires a
+lower limit. One or two honest scalars in a thousand reach this limit in a run of the built-in model
+(docs/benchmarks.md)."""
 
 LEAST_HEADROOM = 2
-"""Minimum limit of a scalar, as a multiple of the scalars' root mean square, even where a large learning rate
-asks for less. At 2 a run still learns as well as without a limit."""
+"""Minimum limit of a scalar, as a multiple of the scalars' root mean square, even if a large learning rate
+requires a lower limit. At 2 a run still learns as well as without a limit."""
 
 NEAR = 2.0
-"""Maximum factor between a run's own limit and the measured one at which the run keeps its own. Two samples
-of some twenty directions differ by as much. The built-in run is thus the same for everybody who makes it."""
+"""Maximum factor between a manifest's limit and the measured limit at which the manifest keeps its limit. Two
+samples of about twenty directions differ by up to this factor. The built-in run thus gets the same manifest
+on every machine."""
 
 LARGEST_MOVE = 0.25
-"""Maximum change of the weights by one update, as a share of their root mean square. At this share it costs a
-trained model an accuracy of 0.03 at worst, at twice as much 0.25, and at four times as much nearly everything
-that was learnt (docs/benchmarks.md)."""
+"""Maximum change of the weights by one update, as a share of their root mean square. At this share the update
+lowers the accuracy of a trained model by 0.03 at worst, and at twice this share by 0.25. At four times this
+share it undoes nearly everything that was learnt (docs/benchmarks.md)."""
 
 Tell = Callable[[int], None]
-"""Function that is told how many example-forwards were taken so far."""
+"""Function that is told the number of example-forwards taken so far."""
 
 F64 = NDArray[np.float64]
 
@@ -129,7 +133,7 @@ class SlopeSample(NamedTuple):
 
 
 Suited = tuple[dict[str, Any], SlopeSample]
-"""Numbers that suit a run, keyed by name, and the slopes from which they were chosen."""
+"""Hyperparameters that suit a run, keyed by name, and the slopes from which they were chosen."""
 
 
 class Prepared(NamedTuple):
@@ -139,7 +143,7 @@ class Prepared(NamedTuple):
     sample: SlopeSample | None = None
     """Sample of slopes; None if nothing was measured, as in a first-order run."""
     suited: Mapping[str, Any] = {}
-    """Numbers that a trial has found, keyed by name, whether they were taken or not."""
+    """Hyperparameters that a trial has found, keyed by name, whether they were taken or not."""
     untried: str = ""
     """Reason why there was no trial though one was due."""
     no_bases: str = ""
@@ -154,7 +158,7 @@ class Prepared(NamedTuple):
 def measure(
     trainer: Trainer, forwards: int = FORWARDS, advance: Advance = lambda done, total: None
 ) -> SlopeSample:
-    """Measure slopes on the rows of a trainer from `any_trainer`, by at most this many example-forwards.
+    """Measure slopes on the rows of a trainer from `any_trainer`, with at most `forwards` example-forwards.
 
     Raises UserError as `three_points` and `Trainer.estimate` do.
     """
@@ -168,9 +172,9 @@ def three_points(
     trainer: Trainer, distance: float, forwards: int, advance: Advance
 ) -> tuple[list[int], F64, F64, int]:
     """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
-    the number of example-forwards taken. That is `forwards` at most, unless LEAST_SLOPES directions need
-    more. A bend is a second derivative. A value that is not a number becomes 0. Raises UserError LOSS_FLAT if
-    no direction has a slope."""
+    the number of example-forwards taken. This number is `forwards` at most, unless LEAST_SLOPES directions
+    need more. A bend is a second derivative. A value that is not a number becomes 0. Raises UserError
+    LOSS_FLAT if no direction has a slope."""
     count = max(LEAST_SLOPES, forwards // (3 * trainer.manifest.training.batch_size))
     seeds = seeds_of(trainer, SLOPES)[: min(count, SLOPES)]
     found, taken = [], 0
@@ -216,8 +220,8 @@ def require_slopes(slopes: F64) -> None:
 
 
 def require_answers(trainer: Trainer) -> None:
-    """Raise UserError LOSS_FLAT if every row has answers that are the same tokens to the model. Without rows
-    the fixed answers are checked. A reward run has no given answers."""
+    """Raise UserError LOSS_FLAT if each row has two answers that are the same tokens to the model. Without
+    rows the task's fixed answers are checked. A reward run has no given answers."""
     task = trainer.manifest.task
     if task.is_rewarded:
         return
@@ -259,7 +263,8 @@ def as_scalars(training: Training, slopes: F64, bends: F64, distance: float) -> 
 
 
 def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
-    """Return the manifest with the `scalar_limit` that the sample asks for, or its own if that is NEAR it.
+    """Return the manifest with the `scalar_limit` that suits the sample, or with its own if the two differ by
+    a factor of NEAR at most.
 
     Raises UserError as `check` does.
     """
@@ -274,8 +279,8 @@ def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
 def suitable_limit(training: Training, found: SlopeSample) -> int:
     """Return HEADROOM times the root mean square of the scalars, rounded up to two digits.
 
-    It is less if the scalar's bits, or the model (`harmless_limit`), bear less, but at least LEAST_HEADROOM
-    times the root mean square. Without slopes it is the present limit.
+    The result is at most `harmless_limit`, or LEAST_HEADROOM times the root mean square if that is more, and
+    at most the largest scalar that fits the bits. Without slopes it is the manifest's limit.
     """
     if not found.spread:
         return training.scalar_limit
@@ -309,9 +314,10 @@ def check(training: Training, found: SlopeSample) -> None:
     """Raise UserError UPDATE_TOO_LARGE if one update at the limit can wreck the model.
 
     An update changes every entry of every trained matrix by learning rate x delta x |scalar|, as the entries
-    of u v^T are +1 and -1. A layer's output changes by that much times |x . v|, about |x|, and is itself
-    about weight x |x|. The ratio of the two shows the share of an output that may change. It holds for any
-    task, even for a model that does not know the task yet and has no accuracy to lose.
+    of u v^T are +1 and -1. A layer's output changes by that amount times |x . v|, which is about |x|. The
+    output itself is about a typical weight times |x|. The ratio of the two shows the share of an output that
+    may change. It holds for any task, even for a model that does not know the task yet and has no accuracy to
+    lose.
     """
     move = training.learning_rate * training.scalar_delta * training.scalar_limit
     bound = LARGEST_MOVE * found.weight
@@ -353,8 +359,8 @@ def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
     without rows, and the reason.
 
     The trainer's manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS rows at
-    most (except in a reward run), and the largest scalar_limit. Directions then do not depend on the limit
-    that is to be found.
+    most (except in a reward run), and the largest scalar_limit. Directions, which follow from the run id,
+    then do not depend on the limit that is to be found.
     """
     numbers, data, places = manifest.training, manifest.data, means.places
     if not data.train:
@@ -402,8 +408,8 @@ def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:
 
 
 def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
-    """Return about how many seconds this many example-forwards take; 0 where that is unknown, as on other
-    devices and for written answers."""
+    """Return the approximate number of seconds that this many example-forwards take; 0 if that is unknown, as
+    on other devices and for written answers."""
     if means.device != "cpu" or manifest.task.is_rewarded:
         return 0.0
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())

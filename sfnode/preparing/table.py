@@ -53,7 +53,8 @@ _CODE = re.compile(
     r"|(?:\w{2,10}\.?,? )?(?:\d{1,2}\.? \w{3,9}\.?|\w{3,9}\.? \d{1,2}),? \d{4}(?:,? [\d:]+(?: [AP]M)?)?",
     re.IGNORECASE | re.ASCII,
 )
-"""Addresses, paths, order numbers, days and times: for programs, with nothing to read."""
+"""Matches codes: addresses, paths, order numbers, dates and times, which are for programs and not for
+reading."""
 
 _LIST = re.compile(r"\s*(?:\[.*\]|\{.*\})\s*", re.DOTALL)
 """A list or an object written as text."""
@@ -89,7 +90,7 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """Rows of a source, and its columns in their order, without any nameless one."""
+    """Rows of a source, and its columns in their order, without nameless columns."""
 
     source: str
     placed: Sequence[Placed]
@@ -139,7 +140,7 @@ def _dress(layout: TextForm, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def is_empty(cell: object) -> bool:
-    """Return whether a cell is empty: null, blank, or not a number."""
+    """Return whether a cell is empty: null, blank, or NaN."""
     return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
 
 
@@ -225,7 +226,7 @@ def _holds(cells: Sequence[Any], some: Sequence[str]) -> Holds:
 
 def number(cell: object) -> float | None:
     """Return the number in a cell, as a spreadsheet shows it: with a decimal comma, thousands separators, a
-    currency or a per cent sign; None if it is none."""
+    currency or a per cent sign; None if the cell holds no number."""
     if isinstance(cell, bool) or not isinstance(cell, str | int | float | Decimal):
         return None
     if isinstance(cell, str) and (found := _NUMBER.fullmatch(cell.strip())):
@@ -238,7 +239,7 @@ def number(cell: object) -> float | None:
 
 
 def _require_no_values(source: str, nameless: dict[int, TableColumn]) -> None:
-    """Refuse nameless columns that hold more than row numbers."""
+    """Raise UserError DATA_MALFORMED for a nameless column that holds more than row numbers."""
     for place, column in nameless.items():
         index = column.holds in ("numbers", "codes") and len(column.values) > column.filled / 2
         if column.holds != "nothing" and not (place == 1 and index):
@@ -250,8 +251,9 @@ def _require_no_values(source: str, nameless: dict[int, TableColumn]) -> None:
 
 
 def _require_names(source: str, columns: dict[str, TableColumn]) -> None:
-    """Refuse a table whose first line is a row and has no names: a number, a whole sentence, or one of few
-    values of its column stands there. (Frames without names are written with the numbers 0, 1, ...)"""
+    """Raise UserError DATA_MALFORMED if the first line of a table is a row instead of names: if it has a
+    number, a whole sentence, or one of few values of its column. (Frames without names are written with the
+    names 0, 1, ..., which are accepted.)"""
     if list(columns) == [str(place) for place in range(len(columns))]:
         return
     for name, column in columns.items():

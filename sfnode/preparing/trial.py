@@ -1,30 +1,34 @@
-"""A trial before a run starts: the epsilons, the unit of scalars and the first rate that suit its model.
+"""A trial before a run starts. It finds the epsilons, the unit of scalars and the first rate that suit its
+model.
 
-Everything is measured on the base model, on any public rows that the run has, within a number of
-example-forwards, and nothing is kept:
+Everything is measured on the base model, on any public rows of the run, within a limit of example-forwards.
+No measured update enters the run:
 
     epsilon        Slopes of some rows are measured along a few directions at several distances, each an
-                   eighth of the one before. Between two neighbouring distances slopes differ by the
-                   truncation at the larger one, which falls with the square, and by the rounding at the
-                   smaller one, which grows as the distance falls. So slopes are exact where they differ
-                   least. The cost of truncation at a distance is measured. The cost of rounding follows from
-                   the spacing of a format's numbers at the losses. For each format the largest distance is
-                   taken at which both cost hardly more than at the best one.
-    scalar_delta   A power of two, in which the slopes' root mean square is UNITS.
-    rate           The rate for one update by the slopes and bends of updates (`suitable_rate`); in an open
-                   run, where nobody corrects it later, OPEN_SHARE of it. In an organised run searches correct
-                   it, so a few updates are enough. A line search along the sum of 128 updates is no
-                   alternative: it measures the first lessons, and found rates up to ten times too large.
+                   eighth of the one before. Slopes at two neighbouring distances differ by two errors: the
+                   truncation error at the larger distance, which falls with the distance's square, and the
+                   rounding error at the smaller distance, which grows as the distance falls. So slopes are
+                   exact at the distances between which they differ least. The cost of truncation at a
+                   distance is measured. The cost of rounding follows from the spacing of a format's numbers
+                   at the losses. For each format the largest distance is taken at which the two costs
+                   together are hardly more than at the best distance.
+    scalar_delta   A power of two, in units of which the slopes' root mean square is about UNITS.
+    rate           The rate for one update, which follows from the slopes and bends (second derivatives) of
+                   updates (`suitable_rate`). In an open run, where nobody corrects it later, OPEN_SHARE of
+                   that rate is taken. In an organised run searches correct it, so a few updates are enough. A
+                   line search along the sum of 128 updates is no alternative: it measures only the beginning
+                   of training, and found rates up to ten times too large.
 
 The rate: along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes
-to m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2.
-So the best rate for one update is the signal E[(g d)^2] / E[alpha^2], the share of an update that is no
-noise, divided by the bend E[h]. It can be found in a subspace of few dimensions, as with bases of gradients.
-In one of thousands, as with random bases, no bend is measurable.
+to m = -rate alpha. With g the gradient of the loss on all data, an update lowers that loss by rate E[(g d)^2]
+- rate^2 E[alpha^2] E[h] / 2. So the best rate for one update is the signal E[(g d)^2] / E[alpha^2], the share
+of an update that is not noise, divided by the bend E[h]. The bend can be measured in a subspace of few
+dimensions, as with bases of gradients, but not in a subspace of thousands of dimensions, as with random
+bases.
 
-A run that trains a linear head needs no trial: its numbers follow from the states of some rows, which show
-the size of its features. In units in which each feature has a spread of 1, the same numbers suit every model
-and task (docs/research-log.md, on a linear head).
+A run that trains a linear head needs no trial: its hyperparameters follow from the states of some rows, which
+show the size of its features. In units in which each feature has a spread of 1, the same hyperparameters suit
+every model and task (docs/research-log.md, on a linear head).
 """
 
 from __future__ import annotations
@@ -52,43 +56,45 @@ from sfprotocol.seeds import BIAS, MOST_ENTRY, coordinates
 
 LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
 """Distances that are tried: the largest in units of a typical weight, their number, and the factor between
-them. They go from 1/32 of a weight, about 1e-3, down to 1/16,384, where float32 is beyond its rounding."""
+them. They go from 1/32 of a weight, about 1e-3, down to 1/16,384, where float32 shows mostly rounding."""
 
 ROWS = 16
 """Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
 
 ROUNDINGS = 2.0
 """Rounding error of the difference of a row's losses at two points, as a multiple of the loss times the
-format's epsilon; at most 2.5 in half precision (tests/engine/test_precision.py). It is not taken from the
-slopes at the smallest distances: on a real model they still differ by truncation, which would be far too
-large for other formats."""
+format's epsilon; at most 2.5 in half precision (tests/engine/test_precision.py). It is not estimated from the
+slopes at the smallest distances: on a real model these still differ by truncation, so the estimate would be
+far too large for other formats."""
 
 STEPS = 4
 """Number of distances to choose from for each distance that is tried. Costs in between are interpolated."""
 
 ENOUGH = 0.02
-"""Maximum cost of a distance beyond the best one's, as a share of additional updates. The largest distance
-within it is taken. A bend shows best there, and other formats may share it."""
+"""Maximum cost of a distance beyond the cost of the best distance, as a share of updates that it makes
+necessary in addition. The largest distance within this limit is taken: there the second derivative is
+measured best, and other formats may have the same distance."""
 
 MOST_LOST, LEAST_COSINE = 0.5, 0.1
 """Maximum share of slopes that are 0 at a usable distance; and minimum cosine of usable slopes with exact
 ones."""
 
 OPEN_SHARE = 1 / 4
-"""Share of the right first rate with which an open run starts, as the first lessons are often easy. On the
-built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
+"""Share of the right first rate with which an open run starts, because the beginning of training is often
+easy. On the built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
 
 SHARE = 1 / 6
-"""Share of the best rate for one update that is taken as the first rate. Later there is less to gain, so
-noise would undo gains, and the loss is steeper (docs/research-log.md)."""
+"""Share of the best rate for one update that is taken as the first rate. Later in training there is less to
+gain, so noise would undo gains, and the loss is steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
-"""Minimum and maximum of the signal minus its standard error; the maximum is for each row of a mini-batch. 64
-updates show the signal to 0.1. A large signal does not stay large: on the built-in reviews it is 0.95 at
-first. With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
+"""Minimum and maximum of the signal minus its standard error. The maximum is multiplied by the rows of a
+mini-batch. With 64 updates the signal is known to within 0.1. A large signal does not stay large: on the
+built-in reviews it is 0.95 at first. With 8 rows of answers in words along bases from errors it is 0.12 to
+0.21 (docs/research-log.md)."""
 
 UNTOLD = 0.5
-"""Minimum standard error of a signal at which the maximum signal is taken in its place. With 64 updates and
+"""Minimum standard error of a signal at which the maximum signal is used instead of it. With 64 updates and
 24 layers the error is 0.1 at rank 1, and 0.9 at rank 8."""
 
 MANY_ROWS = 8
@@ -101,8 +107,9 @@ EVIDENCE = 1.0
 """Minimum of an evident mean bend E[h], in standard errors."""
 
 CAUTION = 2.0
-"""Number of standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times a
-sweep's or a line search's, with random bases and activations on three tasks (docs/research-log.md)."""
+"""Number of standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times
+the rate that a sweep or a line search finds, with random bases and activations on three tasks
+(docs/research-log.md)."""
 
 
 def run(
@@ -140,8 +147,8 @@ def run(
 
 
 def suitable_delta(training: Training, spread: float) -> float:
-    """Return the run's own scalar_delta if slopes of this root mean square are a quarter of UNITS to four
-    times UNITS in it; else a new one by `unit_for`."""
+    """Return the run's own scalar_delta if slopes of this root mean square, divided by it, are between a
+    quarter of UNITS and four times UNITS; otherwise the result of `unit_for`."""
     units = min(scalars.UNITS, training.largest_scalar / scalars.HEADROOM)
     near = units / 4 <= spread / training.scalar_delta <= 4 * units
     return training.scalar_delta if near else scalars.unit_for(training, spread)
@@ -150,8 +157,8 @@ def suitable_delta(training: Training, spread: float) -> float:
 def _slopes_of_rows(
     trainer: Trainer, distances: Sequence[float], advance: Callable[[int], None]
 ) -> tuple[list[F64], float, int]:
-    """Return the slopes of ROWS rows at each distance (of two mini-batches if they have more), the size of
-    their losses, and the example-forwards taken."""
+    """Return the slopes of ROWS rows at each distance (or of all rows of two mini-batches, if these have
+    more), the size of their losses, and the example-forwards taken."""
     count = max(2, ROWS // trainer.manifest.training.batch_size)
     seeds = scalars.seeds_of(trainer, count)[:count]
     batches = [trainer.mini_batch(seed) for seed in seeds]
@@ -184,8 +191,8 @@ def slopes_at(
 
 
 def distances_of(weight: float) -> list[float]:
-    """Return the distances to try on a model with this typical weight, in two digits, descending; none below
-    the smallest epsilon of a run."""
+    """Return the distances to try on a model with this typical weight, rounded to two digits, in descending
+    order. None is below the smallest epsilon of a run."""
     tried = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
     return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
 
@@ -207,9 +214,9 @@ def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding
 
 def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
     """Return the variance that truncation adds to slopes at each descending distance, as a share of the
-    slopes' own, (distances,); and the root mean square of exact slopes.
+    slopes' own variance, (distances,); and the root mean square of exact slopes.
 
-    A common factor of all slopes costs nothing.
+    An error that is the same factor for all slopes does not count.
     """
     last = max([number for number, one in enumerate(slopes) if np.mean(one != 0) > MOST_LOST], default=0)
     seen = slopes[: max(last, 1) + 1]  # nearer points are the same in this format
@@ -246,8 +253,8 @@ def suitable_rate(
 
 
 def cautious_rate(bends: F64) -> float:
-    """Return a rate for finite bends (n,) where neither bend nor signal is evident. The bend is taken as
-    CAUTION standard errors above the mean, and the signal as CAUTIOUS_SIGNAL."""
+    """Return a rate for finite bends (n,) where neither bend nor signal is evident. The bend is assumed to be
+    CAUTION standard errors above the mean, and the signal to be CAUTIOUS_SIGNAL."""
     bend, error = _bend(bends)
     return SHARE * CAUTIOUS_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
 
@@ -258,7 +265,7 @@ def _bend(bends: F64) -> tuple[float, float]:
 
 
 def _noiseless_square(seeds: NDArray[np.uint64], slopes: F64, shape: tuple[int, int]) -> float:
-    """Return an unbiased estimate of E[(g d)^2], by products of different updates, which share no noise."""
+    """Return an unbiased estimate of E[(g d)^2], from products of different updates, which share no noise."""
     (layers, rank), count = shape, len(slopes)
     row, column, sign = coordinates(seeds, layers, rank)
     total = np.zeros((layers, rank, rank))
@@ -273,10 +280,11 @@ def as_rate(rate: float) -> float:
 
 
 HEAD_ROWS = 512
-"""Rows whose states are looked at. Means and spreads are then known to a twentieth."""
+"""Number of rows whose states are measured. Means and spreads are then known to within a twentieth."""
 
 HEAD_SLOPES = 256
-"""Directions along which slopes are measured to set the limit of scalars. They cost no pass."""
+"""Directions along which slopes are measured to set the limit of scalars. They need no further forward
+pass."""
 
 LEAST_SPREAD = 1e-6
 """Spread of a typical feature below which all rows are the same to the model."""
@@ -287,7 +295,7 @@ with a fifth of it a scale of 120."""
 
 BIAS_FEATURES = 3
 """Size of the bias, in spreads of a feature. Along a direction the mean row contributes as much as a feature
-that always has this value. Reviews gain 0.03 of accuracy by it."""
+that always has this value. The bias raises the accuracy on reviews by 0.03."""
 
 HEAD_RATE = 1e-4
 """Rate of a head's update, for features with a spread of 1. A larger rate that suits one node alone would be
@@ -298,15 +306,15 @@ HEAD_DISTANCE = 5e-3
 a nat."""
 
 HEAD_DELTA = 2.0**-9
-"""Unit of a head's scalars, for features with a spread of 1. The largest scalars, of some 15, fill 13
+"""Unit of a head's scalars, for features with a spread of 1. The largest slopes, of about 15, then take 13
 bits."""
 
 CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
-"""Names of the numbers that `of_head` chooses, unless they are given."""
+"""Names of the hyperparameters that `of_head` chooses, unless they are given."""
 
 
 def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited:
-    """Return the numbers of a run that trains a head, except the given ones, and slopes with them on
+    """Return the hyperparameters of a run that trains a head, except the given ones, and slopes with them on
     HEAD_ROWS rows.
 
     Raises UserError as `forward.states`, and LOSS_FLAT if the model reads all these rows alike, or no
@@ -330,8 +338,8 @@ def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited
 
 
 def _numbers(states: F64) -> dict[str, Any]:
-    """Return the numbers of a head's run, keyed by name, from states (rows, features). Raises UserError
-    LOSS_FLAT if the states of all rows are alike."""
+    """Return the hyperparameters of a head's run, keyed by name, from states (rows, features). Raises
+    UserError LOSS_FLAT if the states of all rows are alike."""
     means, spreads = states.mean(0), states.std(0)
     typical = float(np.median(spreads))
     if typical < LEAST_SPREAD:

@@ -18,8 +18,8 @@ from sfnode.store.log import UpdateLog
 from sfprotocol.rate_limit import Bucket
 
 BULK_RESERVE = 0.5
-"""Share of the bucket that must be full before a bulk transfer may begin. Links do not wait for that, and so
-come first."""
+"""Share of the bucket that must be full before a bulk transfer may begin. Links do not wait for the reserve,
+so they come first."""
 
 LONGEST_HOLD = 20.0
 """Maximum time, in seconds, for which one bulk transfer may keep the links silent. Peers wait three times as
@@ -30,8 +30,8 @@ class RateLimit:
     """The rate limit of one direction, shared by all links and by bulk transfers beside them.
 
     A link awaits `ready` before a frame and then calls `count` with the size. A bulk transfer awaits
-    `ready_for_bulk` and then calls `count` or `reserve`. It must await nothing in between, or many transfers
-    would begin where one may.
+    `ready_for_bulk` and then calls `count` or `reserve`. It must await nothing between the two calls, or many
+    transfers would begin where only one may.
     """
 
     def __init__(self, bandwidth: Bandwidth) -> None:
@@ -55,7 +55,7 @@ class RateLimit:
         await self._wait(0.0)
 
     async def ready_for_bulk(self) -> None:
-        """Wait until a bulk transfer may go, after the links."""
+        """Wait until a bulk transfer may begin. Links come first."""
         await self._wait(BULK_RESERVE)
 
     def reserve(self, size: int) -> None:
@@ -141,9 +141,9 @@ def _now() -> float:
 
 # -- traffic of a day ----------------------------------------------------------------------------------
 
-# The daily traffic quota (`mb_per_day`): bytes uploaded and downloaded since midnight, over restarts. The
-# total is written to the update log now and then: a node that is killed forgets the last half minute.
-# Counting happens on the event loop alone, and one thread writes at a time.
+# The daily traffic quota (`mb_per_day`): bytes uploaded and downloaded since midnight, including those before
+# a restart. The total is written to the update log now and then; a node that is killed loses the last half
+# minute. Counting happens on the event loop alone, and one thread writes at a time.
 FLUSH_INTERVAL = 30.0
 """Seconds between two writes: each costs a commit."""
 
@@ -164,8 +164,8 @@ class DailyTraffic:
         self._day = today()
         day, _, count = (update_log.get_meta(_KEY) or b"").decode().partition(" ")
         self._before = int(count) if day == self._day.isoformat() else 0
-        """Number that is added to this process's bytes for those of today: the bytes of earlier processes
-        today, minus its own bytes of earlier days."""
+        """Number that is added to this process's bytes to get the bytes of today: the bytes of earlier
+        processes today, minus this process's bytes of earlier days."""
         self._written: tuple[date, int] | None = None
         self._writing = asyncio.Lock()
         """Held until a write has ended, even if its caller is cancelled."""

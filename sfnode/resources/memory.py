@@ -3,8 +3,8 @@
 On a CPU the peak is the resident set of the whole process, which the machine must have: the kernel's
 high-water mark, reset before the action (proc(5), clear_refs). Only Linux has it. If it cannot be reset, the
 resident set is sampled; on other systems it is unknown. On CUDA the peak is that of torch's allocator. Before
-every action garbage is collected and returned to the system: otherwise an allocator would lend freed pages to
-the action, unseen. This module knows neither models nor methods.
+every action garbage is collected, and freed memory is returned to the system. Otherwise the action could
+reuse freed pages without raising the peak. This module knows neither models nor methods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from sfnode.schema.results import FitResult
 
 RUNS = 3
-"""Number of measurements of an action's peak. The median counts, because allocators are not quite
+"""Number of measurements of an action's peak. The median is used, because allocators are not quite
 repeatable."""
 
 SAMPLED = 0.002

@@ -29,7 +29,7 @@ pause and resume every second."""
 
 
 class Readings(NamedTuple):
-    """Readings of the sensors at one moment. A reading without a limit may have any value."""
+    """Readings of the sensors at one moment. A reading that no limit uses may have any value."""
 
     moment: time
     """Local time of day."""

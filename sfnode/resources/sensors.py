@@ -3,9 +3,9 @@
 Reads only the sensors that a limit needs: through psutil, and for NVIDIA GPUs through NVML where its library
 is installed. `policy` decides what follows from the readings.
 
-Cgroups may allow this process fewer cores than there are (`docker run --cpus`, systemd's `CPUQuota=`). Such a
-limit hides no cores. Threads on all of them would use up their time in the first part of each tenth of a
-second, and stand still for the rest.
+Cgroups may allow this process fewer cores than there are (`docker run --cpus`, systemd's `CPUQuota=`). With
+such a limit all cores are still visible. Threads on all of them would use up their time in the first part of
+each tenth of a second, and stand still for the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DAEMON = "p2pd"
 """Process name of the network daemon."""
 
 MIN_SPAN = 1.0
-"""Minimum time, in seconds, over which the load is measured. The system counts in hundredths."""
+"""Minimum time, in seconds, over which the load is measured. The system counts in hundredths of a second."""
 
 _psutil: Any = psutil
 """The module psutil, untyped: some of its functions exist on some systems only."""
@@ -54,9 +54,9 @@ class Sensors:
         self._daemon = NetworkDaemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
-        """Share of the machine that other programs used between the last two looks."""
+        """Share of the machine that other programs used between the last two measurements."""
         self._used_at = time.monotonic()
-        """Time of the last use of the machine by others. The start counts as a use."""
+        """Time of the last use of the machine by a person or other programs. The start counts as a use."""
 
     @property
     def cores(self) -> float:
@@ -204,7 +204,7 @@ class _Used(NamedTuple):
     """Resources that a process has used."""
 
     moved: int = 0
-    """Bytes read and written; 0 where the system does not tell (Linux does)."""
+    """Bytes read and written; 0 if the system does not count them (Linux does)."""
     cpu: float = 0.0
     """CPU seconds."""
 
@@ -287,7 +287,7 @@ def terminals_idle() -> float:
 
 
 def _on_mains() -> bool:
-    """Return whether the machine is on mains power; one without a battery is."""
+    """Return whether the machine is on mains power, which a machine without a battery always is."""
     battery = _psutil.sensors_battery() if hasattr(_psutil, "sensors_battery") else None
     return battery is None or battery.power_plugged is not False
 
@@ -324,7 +324,8 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def allowed_cores() -> float:
-    """Return the smallest limit on this process or on a group around it; infinity if there is none."""
+    """Return the smallest limit, in cores, on this process's group or a group around it; infinity if there is
+    none."""
     with suppress(OSError):
         lines = MEMBERSHIP.read_text().splitlines()
         return min((limit for line in lines for limit in _limits(line)), default=math.inf)
