@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def running_node(data_dir: Path) -> SyncClient:
-    """Return a client of the node in this folder. Answers are only printed, so it does not validate them."""
+    """Return a client of the node in this folder. It does not validate answers, which are only printed."""
     return SyncClient(Layout(data_dir).control_socket, checked=False)
 
 
 def watched_node(data_dir: Path, *, checked: bool) -> Client:
-    """Return a client for an event loop, of the node in this folder. It validates answers if `checked`."""
+    """Return an asyncio client of the node in this folder. The client validates answers if `checked`."""
     return Client(Layout(data_dir).control_socket, checked=checked)
 
 

@@ -147,7 +147,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
 
 
 def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[str, Any]) -> None:
-    """Write the manifest of the plan, and remember its base model."""
+    """Write the manifest of the plan, and store its base model as the next proposal."""
     from sfnode.preparing.manifest import TASK_FIELDS
     from sfnode.preparing.plan import remember_model, require_plain
 
@@ -234,8 +234,8 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
 
 
 def _price(given: dict[str, Any]) -> None:
-    """Set the default proof of work of an open run. Raises UserError BAD_OPTION if keys must be encrypted,
-    because an open run has no keys."""
+    """Set the default proof of work of an open run. Raises UserError BAD_OPTION if encrypted keys are
+    requested, because an open run has no keys."""
     if given.get("encrypt"):
         raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
     given.setdefault("work_bits", OPEN_WORK_BITS)
@@ -259,14 +259,14 @@ def published(file: Path) -> dict[str, Any]:
 
 
 def organising_options(keys_dir: Path) -> list[str]:
-    """Return the options with which `sfnode join` organises by a key in this folder."""
+    """Return the options of `sfnode join` for organising with the key in this folder."""
     elsewhere = [] if keys_dir == located(KEYS_DIR) else ["--keys-dir", str(keys_dir)]
     return ["--organise", *elsewhere]
 
 
 def keys_folder(keys_dir: Path, out: Path) -> Path:
-    """Return `keys_dir`. Raises UserError BAD_OPTION if the manifest `out` is in it, because people pass on
-    the manifest's folder."""
+    """Return `keys_dir`. Raises UserError BAD_OPTION if the manifest `out` is in this folder, because people
+    give others the manifest's folder."""
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
             Code.BAD_OPTION,

@@ -52,8 +52,8 @@ def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tupl
 
 
 def _key(key: str, metavar: str, text: str, *names: str, **extra: Any) -> Callable[[Any], Any]:
-    """Return the option of a key. Its variable is named after its flag, which is the last part of the key
-    unless `names` has another flag."""
+    """Return the option with this key. Its flag, after which its environment variable is named, is the last
+    part of the key unless `names` has another flag."""
     flag = "--" + key.rpartition(".")[2].replace("_", "-")
     names = names if any(name.startswith("--") for name in names) else (flag, *names)
     kind = {"COUNT": int, "NUMBER": float}.get(metavar)
@@ -67,7 +67,8 @@ def _choice(key: str, choices: Sequence[str], text: str, *names: str) -> Callabl
 
 
 def _number(name: str, text: str, default: str = "") -> Callable[[Any], Any]:
-    """Return the option for a number of the manifest's training section. Its help names the default."""
+    """Return the option for a hyperparameter in the manifest's training section. Its help names the
+    default."""
     number = getattr(Training(), name)
     metavar = "COUNT" if isinstance(number, int) else "NUMBER"
     return _key(f"training.{name}", metavar, f"{text}  [default: {default or f'{number:g}'}]")

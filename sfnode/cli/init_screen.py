@@ -105,8 +105,9 @@ def _fitted(cell: str, width: int) -> str:
 
 
 ScreenLine = tuple[str, str, str, Callable[[str], Answers]]
-"""Title and value of a line of the screen, the question for a change, and the function that takes the reply.
-The function returns the answers with a new one in this line. It raises UserError for an invalid reply."""
+"""Title and value of a line of the screen, the question for a change, and the function that applies the
+reply. The function returns all answers, with this line's changed. It raises UserError for an invalid
+reply."""
 
 
 def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
@@ -208,7 +209,7 @@ def _joined_words(joined: Mapping[str, str]) -> str:
 
 
 def _bad(table: DataTable, bad: Bad) -> str:
-    """Describe the places of the first bad rows, and their problems."""
+    """Describe the first bad rows: their position in the file, and their problem."""
     first = "; ".join(one.removeprefix(f"{table.source}, ") for one in bad.first)
     return f"{first}; ..." if bad.count > len(bad.first) else first
 
@@ -233,8 +234,8 @@ def confirm(
 ) -> Answers:
     """Show the proposals until the user accepts them, and return the answers.
 
-    `told` has the options that were set by keys. `set_key` sets an option by KEY=VALUE. If that option is an
-    answer on the screen, it returns the answer.
+    `told` has the options that were set with --set. `set_key` sets an option by KEY=VALUE. If that option is
+    an answer on the screen, `set_key` returns the answer.
     """
     while True:
         found = plan(table, answers, told)

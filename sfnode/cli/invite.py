@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 QR_BORDER = 2
-"""Width of the margin in modules; the standard asks for four, but telephones read codes with two."""
+"""Width of a QR code's margin, in modules. The standard requires four, but telephones read codes with two."""
 
 
 def parse_url(_context: Any, _parameter: Any, value: str) -> str:
-    """Return a URL that a link can name."""
+    """Return the URL. Raises click.BadParameter for one that an invitation link cannot contain."""
     if value:
         from sfprotocol.invitation import URL_FORM, is_url
 

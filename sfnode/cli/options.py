@@ -32,19 +32,19 @@ _FIRST = (
     *(ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT),
     *(ParameterSource.DEFAULT_MAP, ParameterSource.DEFAULT, None),
 )
-"""Sources of an option's value, in order of precedence."""
+"""Sources of an option's value, the highest precedence first."""
 
 MAX_LINE = 4_096
-"""Maximum length, in characters, of a line that is read. A link has at most half as many
+"""Maximum length, in characters, of a line that is read. A link has at most half as many characters
 (`sfprotocol.invitation.MAX_LINK`)."""
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """Return `click.option` with its environment variable and a meaningful default in its help.
 
-    A whole number is shown as COUNT, and a path as FILE or FOLDER, unless `metavar` names it. With
-    `key="section.key"` it is given as `--set section.key=value` instead of a flag. The flag then only names
-    its variable and its key in the file.
+    The help shows a whole number as COUNT, and a path as FILE or FOLDER, unless `metavar` is given. With
+    `key="section.key"`, users give the option as `--set section.key=value` instead of a flag. The flag then
+    only names its environment variable and its key in the configuration file.
     """
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
     match settings.get("type"):
@@ -75,8 +75,8 @@ link_argument = click.argument(
 
 
 def asked_link() -> str:
-    """Return the link that is typed at a terminal, or the first line of standard input. Unlike a command
-    line, other users cannot see these."""
+    """Return the link that is typed at a terminal, or the first line of standard input. Other users can see a
+    command line, but not this input."""
     if sys.stdin.isatty():
         return output.ask("Link", err=True).strip()
     line = sys.stdin.readline(MAX_LINE).strip()
@@ -174,8 +174,7 @@ def _parse_profile(context: click.Context, _parameter: Any, value: str | None) -
 
 
 def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
-    """Return the data folder: the one of --profile, unless --data-dir is given in a source with
-    precedence."""
+    """Return the data folder: the one of --profile, unless a source of higher precedence gives --data-dir."""
     name = context.meta["profile"]
     if name is None:
         return located(value)
@@ -297,7 +296,7 @@ details_option = option(
 
 
 def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
-    """Have errors printed as JSON, too, wherever the option is given."""
+    """Print errors as JSON, too, wherever on the command line the option is given."""
     output.state.as_json = output.state.as_json or value
     return value
 
@@ -326,8 +325,8 @@ PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 """Form of a profile's name, which is the name of a folder."""
 
 MAX_LISTED = 1_000
-"""Maximum number of folders in the list of data folders. In a full list, folders that no longer exist are
-dropped: tests and swarms leave many."""
+"""Maximum number of folders in the list of data folders. When the list is full, folders that no longer exist
+are dropped from it: tests and swarms leave many of them."""
 
 
 def profile_folder(name: str) -> Path:
@@ -336,7 +335,7 @@ def profile_folder(name: str) -> Path:
 
 
 def place(folder: Path) -> tuple[str, ...]:
-    """Return the options that name a data folder; none for the default folder."""
+    """Return the options that name a data folder; empty for the default folder."""
     folder = folder.expanduser().resolve()
     if folder == located(DATA_DIR).resolve():
         return ()

@@ -37,8 +37,8 @@ PAGE = 1000
 """Number of members requested at a time: the maximum of one answer (`sfnode.schema.views.MAX_PAGE`)."""
 
 KEY_DIGITS = 8
-"""Minimum number of hex digits with which a key names a member. Fewer digits are the member's number, which
-is below 2^24."""
+"""Minimum number of a key's first hex digits that name a member. Fewer digits are read as the member's
+number, which is below 2^24."""
 
 MAX_U32 = (1 << 32) - 1
 
@@ -133,7 +133,8 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
 
 
 def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
-    """Return a command that has the running node sign the decision of `make`, and prints the change.
+    """Return a command that makes the running node sign the decision that `make` returns, and prints the
+    change.
 
     `make` takes a client of the node and the command's own options. It returns the decision.
     """

@@ -44,8 +44,8 @@ def echo(
 def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
     """Return rows as lines, in columns as wide as their widest cells.
 
-    The first row has the heads. Columns in `right` are aligned right. rich's table takes a millisecond a row,
-    too long for thousands of rows, and cuts cells where there is no terminal.
+    The first row has the headings. Columns in `right` are right-aligned. rich's table is not used, because it
+    takes a millisecond a row, too long for thousands of rows, and cuts cells where there is no terminal.
     """
     from rich.cells import cell_len
 

@@ -113,8 +113,8 @@ def limit_lines(limits: object) -> str:
 
 
 _SEVERAL = re.compile(r",(?=[ ]*[a-z_-]+[ ]*=)")
-"""Pattern of the comma between two limits in one word. Unlike a comma within a value, it has a name after
-it."""
+"""Pattern of the comma between two limits in one word. A name and `=` follow it, unlike a comma within a
+value."""
 
 
 def _changes(words: Iterable[str]) -> dict[str, str | None]:

@@ -101,8 +101,9 @@ def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: 
     """Restore the keys of a backup to their places. Existing keys are not replaced.
 
     Updates that were signed after the backup may be unknown here. So the node begins a new feed, as the same
-    member. The organiser's later decisions may be unknown, too. With stand-ins its key signs nothing in a
-    term that had begun. Without them it signs once others reported that they have no more decisions.
+    member. The organiser's later decisions may be unknown, too. With stand-ins, the organiser's key then
+    signs nothing in a term that had begun. Without stand-ins, it signs once other nodes reported that they
+    have no more decisions.
     """
     from sfnode.store import key_backup
 

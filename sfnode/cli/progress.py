@@ -71,8 +71,8 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
 
 
 class _Told(ProgressColumn):
-    """A column of a progress bar, with a function's text about the work. Names in the text may be
-    strangers'."""
+    """A column of a progress bar, with the text that a function returns for the work. Strangers may have
+    chosen names in the text."""
 
     def __init__(self, say: Callable[[Task], str] = lambda task: paragraph(task.description)) -> None:
         super().__init__()
@@ -134,10 +134,10 @@ def left_text(done: float, elapsed: float, expected: float) -> str:
 
 
 class Narration:
-    """Reports of a starting node's work and its progress, until it trains.
+    """Reports a starting node's work and its progress, until the node trains.
 
-    On a terminal it is one changing line, and a log line for each finished part; elsewhere log lines. They
-    continue while the main thread imports a library, because they come from a separate thread.
+    On a terminal it prints one changing line, and a log line for each finished part of the work; elsewhere
+    only log lines. A separate thread prints them, even while the main thread imports a library.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class Narration:
         self.rest()
 
     def heard(self, record: logging.LogRecord) -> bool:
-        """Take note of a log record: it may begin new work, which ends the work before. Return whether to
-        print the record. On a terminal, records that begin work are not printed."""
+        """Handle a log record. If it begins new work, the work before has ended. Return whether to print the
+        record: on a terminal, records that begin work are not printed."""
         if getattr(record, BEGINS, False):
             self.rest()
             self._what, self._since = record.getMessage(), self._clock()
@@ -252,8 +252,8 @@ async def _follow(status: Callable[[], Status], narration: Narration) -> None:
 
 
 def doing(now: Status) -> tuple[str, str]:
-    """Return a node's work before its first update, and its progress. Later return an empty text, and the
-    last line to print."""
+    """Return a node's work before its first update, and the progress of that work. After the first update,
+    return an empty text and the last line to print."""
     match now.state:
         case NodeState.STARTING if now.fetch:
             return (

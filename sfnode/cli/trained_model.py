@@ -61,7 +61,7 @@ def load(
     now.
 
     Warns on standard error about missing updates of the last seal. Raises UserError DATA_DIR_UNUSABLE,
-    MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is complete here, and for an `epoch` as
+    MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is complete here; with an `epoch` also the errors of
     `checkout.at_seal`.
     """
     layout, sensors = Layout(data_dir), Sensors(device)

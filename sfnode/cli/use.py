@@ -32,7 +32,7 @@ MOST_TOKENS = 4096
 """Maximum length of an answer, in tokens: more than any model here writes in an hour on a CPU."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""Prefixes that spreadsheet programs take for a formula (OWASP, CSV injection)."""
+"""First characters of texts that spreadsheet programs take for a formula (OWASP, CSV injection)."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?([eE][+-]?[0-9]+)?")
 
@@ -175,7 +175,7 @@ def _untrained(folder: Path) -> UserError:
 
 
 def _row(task: Task, texts: Sequence[str]) -> Row:
-    """Return the row of these texts: the fields of the template, then the candidates of a choice."""
+    """Return the row of `texts`: first the fields of the template, then the candidates of a choice."""
     from sfnode.tasks.prompts import questions
 
     fields = [name for name in questions(task) if name != task.candidates_field]
@@ -236,7 +236,8 @@ def _typed(task: Task) -> Iterator[Row]:
 
 
 def _line(name: str) -> str:
-    """Return the next line, if it is not empty. Raises click.Abort at the end."""
+    """Return the next text: what the user types or, without a terminal, the next line that is not empty.
+    Raises click.Abort at the end of the input."""
     if sys.stdin.isatty():
         return ask(name, prompt_suffix="> ", err=True)
     for line in sys.stdin:
@@ -246,9 +247,9 @@ def _line(name: str) -> str:
 
 
 def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
-    """Return the rows of a file, each with the reason why it can have no answer; empty if it can.
+    """Return the rows of a file, each with the reason why the model cannot answer it; empty if it can.
 
-    Raises UserError DATA_* if a column is missing or, unless they may be skipped, for a bad row.
+    Raises UserError DATA_* if a column is missing, and for a bad row unless `skip_bad` is set.
     """
     from sfnode.tasks import dataset
     from sfnode.tasks.prompts import questions

@@ -97,8 +97,8 @@ def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
 
 
 def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
-    """Describe how many of the run's published bases are stored here, after checking these; empty for a run
-    without published bases.
+    """Check the published bases that are stored here, and describe their number; empty for a run without
+    published bases.
 
     Raises UserError BASES_UNUSABLE for bases that do not match.
     """
