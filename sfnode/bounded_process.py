@@ -1,9 +1,9 @@
 """Runs a program in a process with bounded time and memory: a line of JSON in, a line of JSON out.
 
 The code of a stranger's model runs in such a program: chat templates, tokenizers, and building a model from a
-configuration. The caller starts the process at the first request, watches its memory, and starts another
-after a request has brought it down. The program ends itself when an answer takes too long, after a while
-without requests, and at the end of its standard input. This module does not know the requests.
+configuration. The caller starts the process at the first request, watches its memory, and starts a new
+process after a request has brought down the old one. The program ends itself when an answer takes too long,
+after a while without requests, and at the end of its standard input. This module does not know the requests.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ import psutil
 from sfnode.descriptors import patiently
 
 LOOK = 0.02
-"""Seconds between two looks at the memory of a process that works. Most answers come earlier."""
+"""Seconds between two checks of the memory of a working process. Most answers arrive before the first
+check."""
 
 GONE = 5.0
-"""Maximum time, in seconds, between the end of a process's output and its own end, on the slowest machine."""
+"""Maximum time, in seconds, from the end of a process's output to its exit, on the slowest machine."""
 
 NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
@@ -82,7 +83,7 @@ class BoundedProcess:
             self._end()
 
     def _ask(self, request: Any) -> dict[str, Any] | None:
-        """Return the reply; None if the process has ended for lack of requests."""
+        """Return the reply; None if the process ended itself because no request came for too long."""
         if self._process is not None and self._process.poll() is not None:
             self._end()  # it was killed, or it ended for lack of requests
         if self._process is None:
@@ -128,7 +129,7 @@ class BoundedProcess:
 
 
 def failed(reply: dict[str, Any]) -> bool:
-    """Return whether a reply has no answer."""
+    """Return whether a reply gives a reason instead of an answer."""
     return "broke" in reply or "refused" in reply
 
 
@@ -167,10 +168,11 @@ def _memory(process: int) -> int:
 
 
 LONGEST_REASON = 4_000
-"""Maximum length of a refusal's reason, in characters. A longer one is a stranger's text."""
+"""Maximum length of a refusal's reason, in characters. A longer reason is a stranger's text, and is cut."""
 
 Answer = Callable[[Any], dict[str, Any]]
-"""Returns the reply to a request. It may raise any error, as it runs a stranger's program."""
+"""Function that returns the reply to a request. It may raise any error, because it runs a stranger's
+program."""
 
 
 def serve(answer: Answer) -> None:
@@ -191,7 +193,7 @@ def serve(answer: Answer) -> None:
 
 
 def _address_space() -> int:
-    """Return the bytes that this process has taken for its libraries; 0 where that is unknown."""
+    """Return the size of this process's address space, in bytes; 0 where it is unknown."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     return 0

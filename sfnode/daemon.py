@@ -74,7 +74,7 @@ class Node:
     async def start(self) -> None:
         """Join the run. Return once the node is on the network, while its model is still being loaded.
 
-        Raises UserError for whatever the user can act on, and RuntimeError if `stop` is called meanwhile.
+        Raises UserError for errors that the user can fix, and RuntimeError if `stop` is called meanwhile.
         After an error nothing is left running.
         """
         if self._life is not None:
@@ -96,8 +96,8 @@ class Node:
     async def wait(self) -> None:
         """Wait for the node's end. Raises the fault that ended it.
 
-        It ends after `leave` or `finish` (called here or through the control socket), and when it has
-        fulfilled its settings. A cancelled start counts as an end, too.
+        It ends after `leave` or `finish` (called here or through the control socket), and when it has done
+        what its settings ask, such as `steps`. A cancelled start counts as an end, too.
         """
         if self._life is None:
             raise RuntimeError("the node was not started")
@@ -243,12 +243,12 @@ class Node:
         return await self.running.generate(prompt, tokens)
 
     async def digest(self) -> CoreStatus:
-        """Return the state digest and the core digest of one moment."""
+        """Return the state digest and the core digest of the same state."""
         return await self.running.core_status()
 
 
 def call_off(life: asyncio.Task[None]) -> None:
-    """Cancel a start once. A second time would interrupt the cleanup."""
+    """Cancel a start once. A second cancellation would interrupt the cleanup."""
     if not life.cancelling():
         life.cancel()
 

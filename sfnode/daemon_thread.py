@@ -1,5 +1,5 @@
-"""Daemon threads, which the end of the process does not wait for. A call that hangs in one costs its caller
-the answer, but not the whole process."""
+"""Daemon threads, for which the process does not wait at its end. If a call hangs in such a thread, its
+caller gets no answer, but the process can still end."""
 
 from __future__ import annotations
 

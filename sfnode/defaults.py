@@ -37,15 +37,16 @@ that each replaces."""
 
 
 def in_xdg_home(path: Path) -> Path:
-    """Return a path below one of the XDG folders, moved to where its variable points."""
+    """Return a path below one of the XDG folders, moved below the folder that the environment variable
+    names."""
     base = next(base for base in XDG if path.is_relative_to(base))
     home = Path(os.environ.get(XDG[base], ""))
     return home / path.relative_to(base) if home.is_absolute() else path.expanduser()
 
 
 def located(path: Path) -> Path:
-    """Return a path with `~` expanded. A default is moved to where the XDG variables point, unless only the
-    path without these variables exists."""
+    """Return a path with `~` expanded. A default path is moved by `in_xdg_home`, unless only the path in the
+    home folder exists."""
     if path not in (DATA_DIR, KEYS_DIR, PROFILES, FOLDERS, CONFIG):
         return path.expanduser()
     new, old = in_xdg_home(path), path.expanduser()

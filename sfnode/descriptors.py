@@ -60,8 +60,8 @@ def are_lacking(error: BaseException | None) -> bool:
 
 
 def _hardly_any_left() -> bool:
-    """Return whether the files that SQLite opens for a statement cannot be opened now. This is tried, because
-    SQLite does not say why it failed."""
+    """Try to open as many files as SQLite does for a statement, and return whether that fails. SQLite itself
+    does not report why it failed."""
     opened: list[int] = []
     try:
         for _ in range(OPENED_BY_SQLITE):

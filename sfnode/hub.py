@@ -28,8 +28,8 @@ from sfnode.printable import size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0
-"""Time limit for resolving the name and connecting, in seconds. A lost first packet is sent again after 1 s,
-a second one after 3 s."""
+"""Time limit for resolving the name and connecting, in seconds. If packets are lost, the system sends them
+again after 1 s and after 3 s."""
 
 MAX_WEIGHTS = MAX_LISTING // HASH_BYTES * PIECE
 """Maximum size of a model, 512 GiB. A larger model has no listing and cannot be shared (SPEC B1)."""
@@ -39,11 +39,12 @@ MAX_OTHER_FILE = 256 << 20
 take 40 MB."""
 
 SLACK = 16 << 20
-"""Maximum number of bytes that may arrive beyond 1.25 times the announced size, because interrupted transfers
-request bytes again."""
+"""Number of bytes by which a download may exceed 1.25 times the announced size. It may, because interrupted
+transfers request bytes again."""
 
 REVISION = re.compile(r"|refs/convert/parquet|(?!\.)[\w.-]{1,100}", re.ASCII)
-"""Names of commits, branches and tags that may be requested: another person's manifest may name any."""
+"""Pattern of the commits, branches and tags that may be requested. A stranger's manifest may name any
+text."""
 
 WEIGHTS = ".safetensors"
 """File name extension of weights."""

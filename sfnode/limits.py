@@ -27,10 +27,12 @@ DAY = 24 * 60
 """Number of minutes in a day."""
 
 MAX_THREADS = 1024
-"""Maximum of `threads`, above the cores of any machine. A process with a million threads would die."""
+"""Maximum of `threads`, which no machine's number of cores exceeds. A process with a million threads would
+die."""
 
 _MAX_DIGITS = 15
-"""Maximum number of digits of a size: petabytes, which a float still holds."""
+"""Maximum number of digits of a size before the decimal point. A float represents whole numbers of 15 digits
+exactly."""
 
 
 def _size(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Destinations for the numbers of a training run: `jsonl:FILE`, `tensorboard:FOLDER`, `wandb:PROJECT`.
 
-All share one wrapper with a thread of its own, so that its callers never wait and never fail. An error of a
-disk, a network or a library costs a line in the log and some records. Optional packages are imported only
-when they are used.
+All share one wrapper with a thread of its own, so that its callers never wait and never fail. After an error
+of a disk, a network or a library, a line is logged and some records are lost. Optional packages are imported
+only when they are used.
 """
 
 from __future__ import annotations
@@ -46,17 +46,19 @@ class Logger(Protocol):
     """Interface of a destination for records."""
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        """Begin a run, once, with its name and the settings that produced its numbers."""
+        """Begin a run, once, with its name and the settings that produced its measurements."""
 
     def record(self, record: LoggedRecord) -> None:
-        """Write a record. Must not block for long. Raises nothing for the errors of others."""
+        """Write a record, without blocking for long. Errors of a disk, a network or a library may be
+        raised."""
 
     def close(self) -> None:
         """Write all remaining records, and end."""
 
 
 MAX_WAITING = 1024
-"""Maximum number of waiting records, 1 MB: an hour of a node while a logger waits for its network."""
+"""Maximum number of waiting records, 1 MB. A node makes as many in an hour, for which a logger may lack its
+network."""
 
 PATIENCE = 10.0
 """Default time that `close` waits for remaining records, in seconds."""
@@ -139,7 +141,8 @@ class _Writer:
         self._failed = 0
 
     def attempt(self, work: Callable[[_Writer], None]) -> None:
-        """Do some work, and log its failures: the first one, and again whenever their number doubled."""
+        """Do some work, and log its failures: the first one, and again whenever the number of failures has
+        doubled."""
         try:
             work(self)
         except Exception as error:  # any error of a library
@@ -159,7 +162,8 @@ class _Writer:
         self._logger.close()
 
     def _begun(self) -> None:
-        """Begin the run if that did not succeed before: a failure without a network may be over now."""
+        """Begin the run unless an earlier attempt succeeded. Without a network it fails, and is tried again
+        later."""
         if self._begin:
             self._begin()
             self._begin = None
@@ -362,7 +366,7 @@ def _opened(said: str) -> Logger:
 
 
 def missing(extra: str, what: str, error: ImportError) -> UserError:
-    """Return the error for a missing package of an extra that `what` needs."""
+    """Return the error for a missing package that `what` needs and that is installed with `extra`."""
     return UserError(
         Code.EXTRA_MISSING,
         f"{what} needs a package that is not installed: {error}",

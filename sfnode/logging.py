@@ -30,7 +30,7 @@ _ORDINARY = (
     | {BEGINS}
     | {"message", "asctime", "taskName", "color_message"}
 )
-"""Attributes of every record; any other was given as `extra` and is a field."""
+"""Attributes of every log record. Any other attribute was passed as `extra`, and is written as a field."""
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def begins(what: str, *arguments: object) -> None:
-    """Log the beginning of work that may take seconds, for displays of a node's present work."""
+    """Log the beginning of work that may take seconds, for displays that show a node's current work."""
     log.info(what, *arguments, extra={BEGINS: True})
 
 
@@ -91,8 +91,8 @@ def set_up_logging(level: str, form: str = "text") -> None:
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return False for records of requests that are not HTTP, so that they are dropped. Such requests are
-    answered with 400 and are no fault of ours."""
+    """Return False for log records of requests that are not HTTP, so that these records are dropped. Such
+    requests are answered with 400, and are no fault of ours."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

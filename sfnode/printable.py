@@ -17,8 +17,8 @@ import shlex
 from typing import Any
 
 LONGEST = 4_000
-"""Maximum length of an error or of a line of the log, two screens, in characters. A longer text is a
-stranger's, or a list that nobody reads to its end."""
+"""Maximum length of an error or of a log line, in characters: two screens. A longer text is a stranger's, or
+a list that nobody reads to its end."""
 
 INDENT = "\n    "
 
@@ -83,7 +83,7 @@ def size_text(count: float) -> str:
 
 
 def part_of(part: int, whole: int) -> str:
-    """Format a part of a whole: `454 of 1,000`. An excess is added: `1,000 and 46 more`."""
+    """Format a part of a whole: `454 of 1,000`. A part that exceeds the whole is `1,000 and 46 more`."""
     return f"{part:,} of {whole:,}" if part <= whole else f"{whole:,} and {part - whole:,} more"
 
 

@@ -56,8 +56,8 @@ Name = Annotated[str, AfterValidator(_name)]
 
 
 HEAD_QUERIES = 64
-"""Default number of mini-batches in a step of a run that trains only a head. Together they cost little more
-than one, and in a segment of 64 an update takes 2.5 bytes (SPEC S4)."""
+"""Default number of mini-batches in a step of a run that trains only a head. 64 mini-batches cost little more
+than one, and in a segment of 64 updates each takes 2.5 bytes (SPEC S4)."""
 
 EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 """Addresses to listen on: all of this machine. A kernel without IPv6 has only the first."""

@@ -29,8 +29,8 @@ MIN_AGE = 0.2
 """Minimum time for which an answer is reused, in seconds."""
 
 AGE_FACTOR = 10
-"""Minimum time for which an answer is reused, as a multiple of the time that computing it took. So counting
-takes at most a tenth of a core."""
+"""Minimum time for which an answer is reused, as a multiple of the time that computing it took. With 10,
+counting takes at most a tenth of a core."""
 
 MAX_TEAMS = 100
 """Maximum number of teams in an answer: more than anybody reads."""
@@ -65,13 +65,14 @@ class LogIndex:
         self._all_worths = 0
         """Sum of the absolute worths of all members."""
         self._ranked: list[Contribution] = []
-        """All origins, the greatest worth first, then the most updates."""
+        """All origins, in descending order of worth. Origins with equal worth are in descending order of
+        updates."""
         self._find_names = names
         self._names: Mapping[bytes, Names] = {}
         self._teams: list[views.Team] = []
         self._history: dict[int, views.History] = {}
-        """The last history, keyed by the requested number of points; empty if there is none of the present
-        log."""
+        """The last history, keyed by the requested number of points; empty if none was computed from the
+        current log."""
         self._valid_until = float("-inf")
 
     def close(self) -> None:
@@ -94,7 +95,7 @@ class LogIndex:
         )
 
     def standing(self, own: bytes) -> views.OwnStanding:
-        """Return the contribution of one origin."""
+        """Return the contribution of this node's origin, `own`."""
         self._refresh()
         places = {one.origin: rank for rank, one in enumerate(self._ranked, 1)}
         rank, member = places.get(own), self._members.get(own)
@@ -127,7 +128,7 @@ class LogIndex:
         return views.Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
 
     def _follow(self) -> RunHistory | None:
-        """Return the history of an organised run by the current decisions."""
+        """Return the history of an organised run after reading the new decisions; None in an open run."""
         if self._decided is None:
             return None
         self._decided.names = self._find_names()
@@ -254,9 +255,9 @@ class FeedCount(NamedTuple):
     next: int
     """First step that is not counted."""
     epochs: dict[int, int]
-    """Number of updates, keyed by epoch. Epochs never decrease in a feed. Of the updates that a checkpoint
-    replaces, only the number with the last label is known. A plain dict of integers, which the garbage
-    collector skips: there is one for every feed."""
+    """Number of updates, keyed by epoch in ascending order. For updates that a checkpoint replaces, only the
+    number with the last label is known. It is a plain dict of integers, because there is one for every feed
+    and the garbage collector skips such a dict."""
 
 
 class Contribution(NamedTuple):
@@ -294,7 +295,7 @@ class Contributions:
     def follow(self, give_up: float) -> bool:
         """Count the updates that have arrived since the last call, and subtract the updates that were cut.
 
-        Returns False if that was not finished at `give_up` by the monotonic clock.
+        Returns False if not all were counted at the monotonic time `give_up`.
         """
         tails = self._log.unsorted_tails()
         changed = self._forget(tails)
@@ -347,7 +348,8 @@ class Contributions:
     # -- ranking -----------------------------------------------------------------------------------
 
     def _rank(self, changed: set[bytes]) -> None:
-        """Move the origins with a changed contribution to their new ranks. The others stay in order."""
+        """Move the origins with a changed contribution to their new ranks. The other origins keep their
+        order."""
         cut = frozenset(record.feed.origin for record in self._log.cuts())
         changed |= cut ^ self._cut
         self._cut = cut
@@ -376,8 +378,8 @@ MAX_SAMPLES = 512
 """Maximum number of samples of a time series, 40 KiB: more than a browser's chart has pixels for."""
 
 RATE_WINDOW, RATE_STEPS = 10.0, 4
-"""Minimum time in seconds, and minimum number of growth steps, over which a rate is measured. A step of a
-large model on a CPU takes minutes."""
+"""Minimum time in seconds, and minimum number of increases of the count, over which a rate is measured. With
+a large model on a CPU, minutes pass between two increases."""
 
 
 class SeriesSample(NamedTuple):
@@ -407,7 +409,7 @@ class TimeSeries:
     def __init__(self, interval: float) -> None:
         self.interval = interval
         self._tolerance = interval / 2
-        """Tolerance, in seconds, by which a sample may come too early, because callers are never exactly on
+        """Maximum time, in seconds, by which a sample may come too early: callers are never exactly on
         time."""
         self.samples: list[SeriesSample] = []
 
@@ -428,7 +430,7 @@ class Rate:
         self._counts: deque[tuple[float, float]] = deque()
 
     def update(self, now: float, count: float) -> float:
-        """Add a count and return its recent growth per second, 0 if it did not grow for long.
+        """Add a count and return its recent growth per second; 0 if it has not grown for a long time.
 
         A count that falls starts a new measurement.
         """
