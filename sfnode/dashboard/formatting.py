@@ -84,19 +84,20 @@ def percent(share: float) -> str:
 
 
 def short(name: str, width: int = 12) -> str:
-    """Shorten a long id to its end, where peer ids differ."""
+    """Return the last characters of a long id, because peer ids begin alike."""
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
 def beside(found: Evaluation, digits: int = 4) -> str:
-    """Format the figure beside a value: `, loss 0.6870`, or `, mean reward 0.3130` of a reward run."""
+    """Format the trained quantity that is shown after a metric's value: `, loss 0.6870`, or in a reward run
+    `, mean reward 0.3130`."""
     trained = metric_of(found.metric).trained
     return f", {trained.name} {trained.of(found.loss):.{digits}f}"
 
 
 def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
-    """Format a linear probe's result on the same held-out rows. If the probe is better than the model, add
-    the command `fork`, which makes a run of it, unless that is empty."""
+    """Format a linear probe's result on the held-out rows of the model. If the probe is better than the
+    model, add the advice to train on, with the command `fork` unless that is empty."""
     said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
     if not probe.better:
         return [said]
@@ -106,8 +107,8 @@ def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
 
 
 def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
-    """Format the results of baselines without a model on the same held-out rows, and how to install TF-IDF if
-    it is missing."""
+    """Format the results of baselines without a model on the held-out rows of the model, and how to install
+    TF-IDF if it is missing."""
     said = [
         f"{one.name} of {count(one.rows)} training rows: {measured(one)}{beside(one, 3)}" for one in found
     ]
@@ -116,7 +117,8 @@ def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
 
 
 def term_in_words(term: int) -> str:
-    """Return a term for people: the number of successions, and of elections after that (SPEC O4)."""
+    """Format a term for people: the number of successions, and the number of elections after the last
+    succession (SPEC O4)."""
     from sfprotocol.messages import ELECTED_TERMS
 
     succession, election = divmod(term, ELECTED_TERMS)
@@ -141,12 +143,13 @@ def _value(found: Evaluation) -> str:
 
 
 def download_in_words(fetch: FetchStatus) -> str:
-    """Describe the object of a download in plain words, not in the protocol's."""
+    """Name the object of a download in plain words instead of the protocol's terms."""
     return "directions of training" if fetch.what == "bases" else fetch.what
 
 
 def qr_svg(link: str) -> str:
-    """Draw a link as a QR code, an SVG without sizes. It is safe markup: segno writes numbers only."""
+    """Draw a link as a QR code: an SVG without width and height. It is safe markup: segno writes numbers
+    only."""
     import segno
 
     drawing = BytesIO()

@@ -1,9 +1,9 @@
 """Draws one frame of `sfnode top`: lines that fit the terminal.
 
-Pure: independent of terminal, keyboard and client. Texts of others are Text, never markup, and control
-characters in them are replaced.
+Pure: independent of terminal, keyboard and client. Strangers' texts are drawn as rich's Text, never as
+markup, and control characters in them are replaced.
 
-Anybody may choose any name. So the beginning of the key, which nobody can choose, stands beside each name.
+Each name is shown with the beginning of its key, because anybody may choose any name, but nobody a key.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Shown(NamedTuple):
     now: Now
     curves: Curves
     origins: Origins | None = None
-    """Origins to draw beside the neighbours, or in their place where the terminal is narrow; None for the
-    neighbours alone."""
+    """Origins to draw beside the neighbours, or in place of the neighbours in a narrow terminal; None: draw
+    the neighbours alone."""
     note: str = ""
     """A message for the last line."""
     evaluations: Sequence[EpochEvaluation] = ()
@@ -323,7 +323,7 @@ def peers(now: Now, width: int, room: int) -> Group:
 
 
 def origins(page: Origins, room: int) -> Group:
-    """Draw the origins with the greatest worth, or most updates, counted in the log."""
+    """Draw the origins with the greatest worth or, if no worth was measured, with the most updates."""
     gain = ["gain"] if any(one.gain_share is not None for one in page.origins) else []
     numbers = ("rank", "updates", "share", "gain")
     table = _table("rank", "who", "key", "updates", "share", *gain, "team", numbers=numbers)
@@ -342,12 +342,13 @@ def origins(page: Origins, room: int) -> Group:
 
 
 def _that_fit(rows: Sequence[T], room: int, total: int) -> Sequence[T]:
-    """Return as many rows as fit below the heads. The first line states the number of the others."""
+    """Return as many of the first rows as fit below the headings. If there are more, a line is left free for
+    their number."""
     return rows[: max(0, room - 1 if total < room else room - 2)]
 
 
 def _table(*names: str, numbers: Sequence[str]) -> Table:
-    """Return an empty table. Where space is short, only its names and teams are cut."""
+    """Return an empty table. Where space is short, only its columns in CHOSEN are cut."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
     for name in names:
         justify: JustifyMethod = "right" if name in numbers else "left"

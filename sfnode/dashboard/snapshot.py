@@ -26,8 +26,8 @@ PATIENCE = 30.0
 rarely have the same set of updates."""
 
 MEASURED_ROWS = 200
-"""Number of test rows of an evaluation that the dashboard requests. They take seconds on a CPU, and the wide
-interval shows that they are few."""
+"""Number of test rows of an evaluation that the dashboard requests. Evaluating them takes seconds on a CPU.
+The result's wide interval shows that they are few."""
 
 
 class Mood(StrEnum):
@@ -48,7 +48,7 @@ class Words(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The answers that change all the time, requested at one moment."""
+    """The node's answers that change all the time, requested together."""
 
     status: Status
     progress: Progress
@@ -77,8 +77,8 @@ async def look_at_all(client: Client) -> tuple[Now, Curves]:
 async def measure(client: Client) -> None:
     """Ask the node to evaluate the model of the last seal (open run: as of now).
 
-    The base model is evaluated first, unless that was done. It is measured uncalibrated and, if its prior can
-    be measured, calibrated. Raises UserError.
+    The base model is evaluated first, unless it was evaluated before: uncalibrated and, if its prior can be
+    measured, calibrated. Raises UserError.
     """
     known = (await client.curves()).measurements
     if base_of(known) is None:
@@ -171,7 +171,7 @@ def _room(s: Status) -> str:
 
 
 def _busy(s: Status) -> str:
-    """Describe the model's work beside updates; empty without such work."""
+    """Describe the model's work other than updates; empty without such work."""
     return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 

@@ -68,7 +68,7 @@ async def once(client: Client, console: Console) -> None:
 
 
 Background = tuple[Sequence["EpochEvaluation"], "OwnStanding"]
-"""The answers that change only with a seal or with minutes of work."""
+"""The node's answers that change only with a seal or after minutes of work."""
 
 
 async def look_behind(client: Client, *, organised: bool) -> Background:

@@ -61,14 +61,14 @@ OF_RUN: dict[str, OfRun] = {
 """Checks of the needs of a run, keyed by name. The manifest is None if no run is known."""
 
 DEADLINE = 15.0
-"""Deadline, in seconds, of a check once the libraries are loaded. Most dead peers take four. A peer that is
-slow at every step, its name included, takes up to fifteen."""
+"""Deadline, in seconds, of a check once the libraries are loaded. The check of a dead peer usually takes 4 s.
+The check of a peer that is slow at every step, including the lookup of its name, takes up to 15 s."""
 
 MEASURE_DEADLINE = 300.0
 """Deadline, in seconds, for reading a named model, and for loading and measuring it if that was requested."""
 
 RELAY_DEADLINE = 6.0
-"""Deadline, in seconds, for a connection through a relay, which takes one or two."""
+"""Deadline, in seconds, for a connection through a relay, which usually takes 1 or 2 s."""
 
 MAX_REMEMBERED = 5
 """Maximum number of peers of earlier sessions that are visited when no peer is named."""
@@ -77,7 +77,8 @@ _RELAYED = {
     1: "Join with --auto-relay and name a second peer that relays, or forward",
     2: "Join with --auto-relay, or forward",
 }
-"""Beginnings of the advice, keyed by the number of peers that may relay."""
+"""First words of the advice for a node that a relay can reach, keyed by the number of peers that may
+relay."""
 
 _PEER_STEPS = Subject.PEER_NAME, Subject.PEER_TCP, Subject.PEER_HANDSHAKE, Subject.PEER_MANIFEST
 ABOUT_PEERS = frozenset(map(number, _PEER_STEPS))
@@ -158,7 +159,8 @@ class Examiner:
         return list(await asyncio.gather(*(visit(peer, self._caller, self._local) for peer in peers)))
 
     async def _manifest(self) -> Manifest | None:
-        """Return the run's manifest: the given one or the peers'; None if there is none."""
+        """Return the run's manifest: the one given or stored here, otherwise a peer's; None if there is
+        none."""
         visits = [] if self._local else await self._visits()
         return self._local or next((seen.manifest for seen in visits if seen.manifest), None)
 

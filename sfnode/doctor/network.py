@@ -2,8 +2,9 @@
 
 Starts at most two libp2p daemons: a caller that only dials, and a host that is dialled through a relay.
 
-Training needs no clock, but the roster in the DHT does. Its entries contain the time at which they expire. If
-a clock is minutes off, its node's entries are expired already, or are refused.
+Training does not depend on the clock, but the roster in the DHT does: its entries contain the time at which
+they expire. If a node's clock is wrong by minutes, its entries have already expired for other nodes, or are
+refused.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ RELAY_POLL = 0.25
 _PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
 
 _SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses reserved for documentation. The default route leads there, and nothing is sent."""
+"""Addresses reserved for documentation, keyed by address family. They select the default route; nothing is
+sent to them."""
 
 INEXACT = 3.0
 """Threshold, in seconds, above which a clock's difference is worth a note: other programs on hivemind's DHT
 refuse such a peer."""
 
 NTP_DEADLINE = 2.5
-"""Deadline, in seconds, for one packet there and back. Where UDP is blocked no answer comes."""
+"""Deadline, in seconds, for an NTP packet and its answer. Where UDP is blocked, no answer arrives."""
 
 _NTP_EPOCH = 2_208_988_800
-"""Seconds from 1900, where NTP counts from, to 1970."""
+"""Seconds from 1900, the epoch of NTP, to 1970, the epoch of Unix."""
 
 _CLIENT = b"\x23" + bytes(47)
 """An otherwise empty NTP packet of version 4, mode client (RFC 4330)."""
