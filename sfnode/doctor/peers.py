@@ -42,7 +42,7 @@ SLOW_NAME = 1.0
 
 HANDSHAKE_DEADLINE = 5.0
 MANIFEST_DEADLINE = 4.0
-"""Deadline, in seconds, for the handshake and for the manifest: a relayed dial takes 2-4 s."""
+"""Deadlines, in seconds, for the handshake and for the manifest. A relayed dial takes 2-4 s."""
 
 _OTHER_KEY = re.compile(r"remote key matches (\w+)")
 """The part of libp2p's error that names the peer that answered instead."""

@@ -1,6 +1,6 @@
 """Questions to a running node for the page of its run: current contacts, the rate, answers to test rows.
 
-Without a running node the page has the contacts that the folder remembers, and leaves out the rest.
+Without a running node the page has the contacts that are stored in the folder, but no rate and no answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PageContact(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """Answers of a node."""
+    """Answers of a node for the page of its run."""
 
     contact: PageContact = PageContact()
     running: bool = False

@@ -26,7 +26,7 @@ from sfprotocol.decisions import Announce, Decision, Seal
 from sfprotocol.fields import NAMELESS, Names, readable
 
 ANNOUNCEMENTS = 8
-"""Maximum number of announcements that are shown, the latest ones."""
+"""Maximum number of announcements that are shown. Older ones are left out."""
 
 FOREVER = float("inf")
 
@@ -53,7 +53,7 @@ class PageTeam(NamedTuple):
 
 
 class PageOrganiser(NamedTuple):
-    """The organiser of the run: whose decisions count."""
+    """The organiser of the run, who decides what counts."""
 
     who: PageMember | None
     """The stand-in whose key signs decisions; if no stand-in has that key, a row with the key alone. None if
@@ -76,7 +76,7 @@ class Facts(NamedTuple):
     budget: int
     complete: bool
     members: list[PageMember]
-    """Members, the greatest worth first, then the most updates."""
+    """Members, in descending order of worth, and with equal worth of updates."""
     seal: PublishedSeal | None = None
     digest: str | None = None
     quality: RunQuality | None = None
@@ -199,7 +199,7 @@ def _quality(verdict: HealthVerdict) -> RunQuality:
 
 
 def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
-    """Return the evaluations of seals that were not taken back, for the metric that is measured now."""
+    """Return the evaluations, in the current metric, of seals that were not taken back."""
     guard = Guard()
     for decision in said:
         guard.take(decision)
@@ -212,7 +212,7 @@ def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
 
 
 def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
-    """Return evenly spaced points, including the first and the last."""
+    """Return at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
@@ -229,7 +229,7 @@ def _announcements(said: Iterable[Decision]) -> list[Announcement]:
 
 
 def teams(members: Iterable[PageMember]) -> list[PageTeam]:
-    """Return the teams that members named, the greatest worth first, then the most updates."""
+    """Return the teams that members named, in descending order of worth, and with equal worth of updates."""
     found: dict[str, PageTeam] = {}
     for one in members:
         if one.team:

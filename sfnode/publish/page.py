@@ -148,7 +148,7 @@ def _steps(low: float, high: float) -> list[float]:
 TEMPLATES = Path(__file__).with_name("templates")
 
 TOP = 10
-"""Number of members that are shown at first, in either order."""
+"""Number of members in each of the two short lists: by worth and by number of updates."""
 
 LISTED = 1_000
 """Maximum number of members that are listed: 250 kB, and more than anybody reads."""
@@ -175,13 +175,13 @@ class PageSample(NamedTuple):
 
     @property
     def answers(self) -> tuple[tuple[str, str, float], ...]:
-        """Return the author, the answer and the score of each answer."""
+        """Author, text and score of each of the two answers."""
         return ("Base model", self.before, self.before_score), ("Now", self.after, self.after_score)
 
 
 @cache
 def environment() -> Environment:
-    """Return the environment of the templates."""
+    """Return the Jinja environment of the templates."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -278,7 +278,7 @@ def _metric(run: RunFile) -> str:
 
 
 def summary(run: RunFile) -> str:
-    """Return the run in a sentence, for search engines and for previews of its link in chats."""
+    """Describe the run in a sentence, for search engines and for previews of its link in chats."""
     told = [run.description.split("\n")[0]] if run.description else []
     if run.quality and run.quality.latest:
         latest, base = run.quality.latest, run.quality.base

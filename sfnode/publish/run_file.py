@@ -1,5 +1,5 @@
-"""`run.json`: the contents of a published page, for programs. `join` reads its contacts, a directory its
-figures.
+"""`run.json`: the contents of a published page, for programs. `join` reads its contacts, and `publish
+directory` its figures.
 
 It has the fields that `sfnode.peers.contacts` reads, and more. A reader cannot trust the file: every text is
 bounded and printable, and every list is short. Readers ignore unknown keys, so that later versions can add
@@ -40,14 +40,14 @@ MAX_PROGRESS = 200
 """Maximum number of earlier publications that are remembered, to compute rates. Old ones are thinned out."""
 
 MAX_TURNS = 64
-"""Maximum number of decisions in the file that prove elections. It takes two, and two more for each elected
-organiser that named new stand-ins."""
+"""Maximum number of decisions in the file that prove elections. The proof takes two decisions, and two more
+for each elected organiser that named new stand-ins."""
 
 MAX_CONTACTS = 32
 """Maximum number of addresses. A link has room for no more."""
 
 MOST_COUNT = (1 << 63) - 1
-"""The largest count that the protocol has room for."""
+"""The largest count that the protocol can express."""
 
 MOST_VALUE = MOST_COUNT / 10**6
 """Largest finite number that an evaluation in the signed log can have. Sums of such numbers can still be
@@ -237,8 +237,8 @@ def earlier(folder: Path, run_id: bytes) -> RunFile | None:
 
 
 def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[ProgressMoment, ...]:
-    """Return the earlier moments and this one. If they are too many, every second one of the older half is
-    dropped."""
+    """Return the progress at earlier publications and now. If there are MAX_PROGRESS earlier ones, every
+    second one of the older half is dropped."""
     moments = [one for one in (before.progress if before else []) if one.at < int(now.timestamp())]
     if len(moments) >= MAX_PROGRESS:
         half = len(moments) // 2
@@ -247,13 +247,13 @@ def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Progr
 
 
 DAY, LEAST_SPAN = 86_400, 300
-"""Seconds over which a rate is measured if there are old enough moments, and minimum seconds between the
-moments of a rate."""
+"""Usual and minimum time, in seconds, over which the rate of updates is measured. It is shorter than usual if
+no publication is old enough."""
 
 
 def hourly(moments: Sequence[ProgressMoment]) -> float | None:
-    """Return the updates in an hour, over the last day or since the first moment; None if that span is too
-    short."""
+    """Return the updates per hour over the last day, or since the first publication if that is later; None if
+    this time is shorter than LEAST_SPAN."""
     last = moments[-1]
     old = [one for one in moments if one.at <= last.at - DAY]
     first = old[-1] if old else moments[0]

@@ -1,4 +1,4 @@
-"""A measurement of a model on test rows: one type from the task that computes it to the dashboard."""
+"""Measurements of a model. Their types are the same from the task that computes them to the dashboard."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ class StepShare(NamedTuple):
     """The part of an epoch's step that is due to one feed's updates, measured by its effect on validation
     rows.
 
-    Let q be the scalar of an update, and s, i and j its signs and coordinates (SPEC R6). Let G be the
-    derivatives of the validation loss by the entries of every layer's core, at the middle of the epoch's
-    step. Then p, the sum of s * G[i, j] over layers, is the scalar that the validation rows would have given.
-    For first-order updates `sum` is the score in standard deviations, and `squares` is 1.
+    q is the scalar of an update; s, i and j are its signs and coordinates (SPEC R6). G has the derivatives of
+    the validation loss with respect to the entries of every layer's core, at the middle of the epoch's step.
+    Then p, the sum of s * G[i, j] over layers, is the scalar that the validation rows would have given. For
+    first-order updates `sum` is the score in standard deviations, and `squares` is 1.
     """
 
     updates: int
     sum: float
     """Sum of the square roots of |q * p| with the signs of q * p; positive if the scalars agree with the
-    slopes. Without the roots, a few products would dominate the sum, because their tails are heavy. With the
-    roots, half of the updates are equally informative."""
+    slopes. Products have heavy tails, so that a few of them would dominate a sum without roots. With roots,
+    half as many updates are equally informative."""
     squares: float
     """Sum of |q * p|, which would be the variance of `sum` if the scalars had random signs."""
     worth: float
     """Decrease of the validation loss by the updates with factor 1, in nats. It is the Aumann-Shapley value
-    of the feed in the epoch's step, by the midpoint rule. The worths of all feeds add up to the gain of the
-    whole step, to third order."""
+    of the feed in the epoch's step, computed with the midpoint rule. The worths of all feeds add up to the
+    gain of the whole step, to third order."""
     error: float
     """Standard error of `worth` over the validation rows."""
 

@@ -26,7 +26,7 @@ class EpochEntry(Answer):
     named: int
     """Number of updates that its close lists; in an open run updates with its label."""
     counted: int
-    """Number of its updates that count now, after all decisions."""
+    """Number of the epoch's updates that count now, after all decisions."""
     factor: float | None
     """Factor of its seal. Like `digest` and `evaluation`, None in an open run."""
     rate: float
@@ -124,7 +124,7 @@ class WhyResult(Answer):
 
 
 class Remeasured(Answer):
-    """Comparison of an epoch's signed worths with worths that were measured here."""
+    """Comparison of an epoch's worths that the organiser signed with worths that were measured here."""
 
     epoch: int
     rows: int

@@ -22,7 +22,7 @@ class Trained(NamedTuple):
 
     name: str
     rises: bool = False
-    """Whether it is shown as 1 less the loss, which rises as a model gets better."""
+    """Whether the shown quantity is 1 minus the loss, which rises as a model gets better."""
 
     def of(self, loss: float) -> float:
         """Return the quantity for a loss."""
@@ -31,8 +31,8 @@ class Trained(NamedTuple):
 
 LOSS = Trained("loss")
 REWARD = Trained("mean reward", rises=True)
-"""Trained quantity of reward runs. The loss of a row is 1 less its reward, not nats, and jumps when a word
-changes."""
+"""Trained quantity of reward runs. The loss of a row is 1 minus its reward. It is not in nats, and it jumps
+when a word changes."""
 
 
 class Metric(NamedTuple):
@@ -62,8 +62,8 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """Return a metric by its name. An organiser may name a metric that this version does not know; then only
-    the name is shown."""
+    """Return the metric called `name`. An organiser may name a metric that this version does not know; then
+    only its name is shown."""
     return METRICS.get(name) or Metric(name.replace("_", " "), is_share=False)
 
 
@@ -102,8 +102,8 @@ def by_class(found: Evaluation) -> str:
     """Return the accuracy of the worst classes if classes differ by more than chance: `by class: complaint
     12.5 % of 8 rows, other 98.2 % of 380 rows`. Otherwise return an empty text.
 
-    Chance is judged by Pearson's chi-square of right and wrong answers. Its mean is the number of its degrees
-    of freedom, its variance twice that number.
+    Chance is judged with Pearson's chi-square of right and wrong answers. Its mean is the number of degrees
+    of freedom, and its variance is twice that number.
     """
     classes = found.by_class
     right, count = sum(one.right for one in classes), sum(one.count for one in classes)
@@ -124,11 +124,11 @@ TENTH = 0.0005
 
 
 def better_by(metric: str, before: float, after: float) -> str:
-    """Return how much better or worse one result is than another.
+    """Return in words how much better or worse the result `after` is than `before`.
 
-    For shares it is the difference in percentage points, such as `better by 3.1 points`. For other values it
-    is relative to `before`, such as `better by 15.0 %`. Empty if the difference is not a number, too small to
-    show, or above 100 %.
+    For shares the text has the difference in percentage points, such as `better by 3.1 points`. For other
+    values it has the difference relative to `before`, such as `better by 15.0 %`. The text is empty if the
+    difference is not a number, too small to show, or above 100 %.
     """
     kind = metric_of(metric)
     gain = after - before if kind.is_share else (after - before) / (abs(before) or math.nan)
@@ -171,12 +171,12 @@ def moved_in_words(distance: float) -> str:
 
 
 def trained_by(task: str) -> Trained:
-    """Return the trained quantity of a kind of task."""
+    """Return the quantity that training changes in this kind of task."""
     return REWARD if task == "reward" else LOSS
 
 
 def kind_in_words(kind: str) -> str:
-    """Return a kind of task for people."""
+    """Describe a kind of task for people."""
     if kind == "reward":
         return "answers that the model writes and a program scores"
     return kind.replace("-", " ")

@@ -1,4 +1,4 @@
-"""Answers of a node of an organised run, and its owner's requests: docs/json.md describes each."""
+"""Answers of a node about an organised run, and requests of the node's owner. docs/json.md describes both."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class WaitStatus(Answer):
 
 
 class DoingStatus(Answer):
-    """Work of a node's model beside updates."""
+    """Work of a node's model other than updates."""
 
     what: str
     """The work in words, such as `measuring epoch 3`."""
@@ -156,7 +156,8 @@ class RunStatus(Answer):
 
 
 class Status(Answer):
-    """A node as of now. Hashes and keys are hex, rates per second, bytes over all links since the start.
+    """The current state of a node. Hashes and keys are in hex, rates are per second, and bytes are counted
+    over all links since the start.
 
     Its size depends on the number of links, not of feeds, because it is requested every second.
     """
@@ -192,7 +193,8 @@ class Status(Answer):
     loss: float | None
     """Recent training loss, a moving average; in a reward run 1 less the mean reward."""
     drift: Drift | None
-    """Distance from the base model of the model that this node evaluated last; None before that."""
+    """Distance between the base model and the model that this node evaluated last; None before an
+    evaluation."""
     lacking: int
     """Number of updates that neighbours announced but that are missing here."""
     links: list[LinkStatus]
@@ -225,7 +227,7 @@ class Status(Answer):
     privacy: PrivacyStatus | None = None
     """Noise on its updates; None for a node without noise."""
     doing: DoingStatus | None = None
-    """Long work of the model beside updates; None if there is none."""
+    """Long work of the model other than updates; None if there is none."""
     seconds_left: float | None = None
     """Time until the run's budget is used up, at the current rate of all nodes; None if it is unknown."""
 

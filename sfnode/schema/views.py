@@ -11,7 +11,7 @@ from sfnode.schema.history import Decided
 from sfnode.schema.organising import EpochEvaluation
 
 MAX_PAGE = 1000
-"""Maximum number of origins or feeds in one answer; 300 KB."""
+"""Maximum number of origins or feeds in one answer, which then has 300 KB."""
 
 MAX_POINTS = 1000
 """Maximum number of points of a history: more than a slider has positions."""
@@ -20,7 +20,7 @@ MAX_PROMPT = 8_192
 """Maximum length of a prompt, in characters; a person types less."""
 
 MAX_GENERATED = 64
-"""Maximum number of tokens written after a prompt. The engine does not train meanwhile, and a CPU takes
+"""Maximum number of tokens generated after a prompt. The engine does not train meanwhile, and a CPU takes
 seconds for 64 tokens."""
 
 MAX_ENTRIES = 1000
@@ -37,7 +37,7 @@ KeyStart = Annotated[str, Field(max_length=64, pattern="^[0-9a-f]*$")]
 
 
 class Progress(Answer):
-    """Progress of the run, and its end at the current rate."""
+    """Progress of the run, and the time left at the current rate."""
 
     known: int
     """Number of updates stored here; in an organised run updates that count after the seals so far."""
@@ -58,8 +58,8 @@ class Progress(Answer):
 
 
 class Curves(Answer):
-    """Measurements by this node since it started: columns of equal length, which are thinned out as they
-    grow."""
+    """Measurements by this node since it started, in columns of equal length. As they become many, some
+    points are dropped."""
 
     now: float
     """Seconds since the start."""
@@ -141,7 +141,7 @@ class Team(Answer):
 
 
 class Origins(Answer):
-    """A part of the list of all origins, the greatest worth first, then the most updates."""
+    """A part of the list of all origins, in descending order of worth, and with equal worth of updates."""
 
     total: int
     """Number of matching origins."""
@@ -219,7 +219,7 @@ class Leader(Answer):
 
 
 class History(Answer):
-    """The course of the run by epochs, because the log has no times."""
+    """The course of the run over its epochs, because the log has no times."""
 
     indexed: int
     points: list[HistoryPoint]
@@ -306,8 +306,8 @@ class SampleMoment(Answer):
 
 
 class Samples(Answer):
-    """Answers to a few test rows, always the same ones, of the base model and of later models. This node
-    computed them; they are thinned out as they grow."""
+    """Answers of the base model and of later models to a few test rows, always the same rows. This node
+    computed the answers. As they become many, some models' answers are dropped."""
 
     rows: list[SampleRow]
     moments: list[SampleMoment]
