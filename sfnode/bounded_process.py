@@ -37,15 +37,16 @@ NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""The bound that was broken, keyed by the exit status. If memory is short, a library aborts the process or
-the system kills it."""
+"""Names of the broken bounds, keyed by the exit status of the process. Without enough memory, a library
+aborts the process or the system kills it."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-"""Environment variables of a bounded process: one thread, because stacks count as memory, and no network."""
+"""Environment variables of a bounded process. It has one thread, because threads' stacks count as memory, and
+no network."""
 
 
 class BoundedProcess:
-    """A program in a bounded process. It answers requests of any thread, one at a time."""
+    """A program in a bounded process. Any thread may send it requests; it answers one at a time."""
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class BoundedProcess:
         opening: Callable[[], Any] | None = None,
     ) -> None:
         """`program` is the name of a module that calls `serve`. An answer may take `seconds` of processor
-        time, and the process `memory` bytes. It ends after `idle` seconds (0: never) without a request.
-        `opening` makes the first request to a new process."""
+        time. The process may take `memory` bytes, and ends after `idle` seconds without a request (0: never).
+        `opening` returns the first request to each new process."""
         self._program = program
         self._bounds = seconds, memory, idle
         self._opening = opening
@@ -68,8 +69,8 @@ class BoundedProcess:
     def ask(self, request: Any) -> dict[str, Any]:
         """Return the reply to a request, which JSON can express.
 
-        It has the key `refused` with a reason if the program raised an error. It has the key `broke` with a
-        reason if the program broke a bound or brought its process down.
+        The reply has the key `refused` with a reason if the program raised an error. It has the key `broke`
+        with a reason if the program broke a bound or ended its process.
         """
         with self._lock:
             while True:
@@ -114,7 +115,8 @@ class BoundedProcess:
         return {"broke": ENDS.get(status, "it brings down the process that it runs in")}
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for an answer, or for the process to end; return False if it takes too much memory."""
+        """Wait for an answer, or for the process to end. Return False if the process takes too much
+        memory."""
         with selectors.PollSelector() as selector:  # which takes no descriptor
             selector.register(process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
             while not selector.select(LOOK):
@@ -176,7 +178,7 @@ program."""
 
 
 def serve(answer: Answer) -> None:
-    """Answer requests until there are no more, each within the bounds that the command line names."""
+    """Answer requests until the end of standard input, within the bounds that the command line gives."""
     seconds, memory, idle = map(float, sys.argv[1:])
     with suppress(ValueError, OSError):  # macOS has no such limit; the caller checks the memory, too
         most = int(memory) + _address_space()

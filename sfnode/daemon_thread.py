@@ -16,8 +16,8 @@ T = TypeVar("T")
 class DaemonExecutor(Executor):
     """An executor of one daemon thread, which does one job after another.
 
-    The thread begins with the first job. Unlike a thread of a `ThreadPoolExecutor`, it keeps no process from
-    ending.
+    The thread begins with the first job. Unlike a thread of a `ThreadPoolExecutor`, it does not keep the
+    process from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,7 +46,7 @@ class DaemonExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread once it has done all jobs that it was given. With `wait`, wait until then."""
+        """End the thread once it has done all jobs that it was given. With `wait`, wait for its end."""
         self._jobs.put(None)
         if wait and self.thread:
             self.thread.join()

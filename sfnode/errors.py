@@ -1,7 +1,7 @@
 """Numbered errors (SF010 to SF092) that a user sees: what happened and why, and what to do about it.
 
-Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
-numbers are stable; docs/errors.md describes each.
+Every failure that a user, a peer or a full disk can cause is reported as one of these errors, never as a
+traceback. The numbers are stable; docs/errors.md describes each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Logging: one logger for all of sfnode; two formats that the command line sets up, never an import.
+"""Logging: one logger for all of sfnode, and two formats. Only the command line sets them up; importing
+sfnode does not.
 
 Text is for people. JSON is for programs: one object per line, whatever a message or an exception contains.
-Neither passes on invisible characters that peers write.
+Neither format contains invisible characters that peers have written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from sfnode.errors import UserError
 from sfnode.printable import LONGEST, paragraph, printable
 
 log = logging.getLogger("sfnode")
-"""The logger of the whole package. Without `set_up_logging` it goes where the host program sends its logs."""
+"""The logger of the whole package. Without `set_up_logging`, its records go where the host program sends its
+own."""
 
 FORMATS = ("text", "json")
 """Values of `--set log.format`."""
@@ -34,7 +36,8 @@ _ORDINARY = (
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """A handler for the current `sys.stderr`: while a progress bar replaces it, lines go above the bar."""
+    """A handler that writes to the current `sys.stderr`. While a progress bar has replaced `sys.stderr`,
+    lines are printed above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.stream is not sys.stderr:
@@ -78,8 +81,8 @@ def begins(what: str, *arguments: object) -> None:
 
 
 def set_up_logging(level: str, form: str = "text") -> None:
-    """Send the log to standard error; from other libraries only warnings. Changes the global logging, so only
-    the command line calls it."""
+    """Send the log to standard error, with only the warnings of other libraries. Changes Python's global
+    logging, so only the command line calls it."""
     handler = _Stderr()
     text = TextFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     handler.setFormatter(JsonFormatter() if form == "json" else text)

@@ -1,4 +1,4 @@
-"""Statistics on the whole run: contributions by origin and by team, and the history of the run by epochs.
+"""Statistics on the whole run: the contributions of each origin and team, and the history over epochs.
 
 They are computed on a separate thread, from the signed log and the display names of origins.
 """
@@ -23,7 +23,7 @@ from sfprotocol.messages import Feed, RunParameters, Succession
 from sfprotocol.segments import first_updates
 
 PATIENCE = 2.0
-"""Maximum time, in seconds, that one request spends on counting. The next request continues there."""
+"""Maximum time, in seconds, that one request spends on counting. The next request continues the counting."""
 
 MIN_AGE = 0.2
 """Minimum time for which an answer is reused, in seconds."""
@@ -40,7 +40,7 @@ LEADERS = 8
 
 
 class LogIndex:
-    """Statistics on one log. One thread asks for them; any thread may close the index."""
+    """Statistics on one log. One thread requests them; any thread may call `close`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class LogIndex:
         self._members: dict[bytes, Ranked] = {}
         """Members, keyed by origin; empty in an open run."""
         self._has_worths = False
-        """Whether the worth of any update was measured; never in an open run."""
+        """Whether the worth of any update was measured; False in an open run."""
         self._all_worths = 0
         """Sum of the absolute worths of all members."""
         self._ranked: list[Contribution] = []
@@ -80,7 +80,8 @@ class LogIndex:
         self._contributions.close()
 
     def origins(self, own: bytes, offset: int, limit: int, find: str) -> views.Origins:
-        """Return up to `limit` origins from rank `offset` on whose key begins with `find` (hex)."""
+        """Return up to `limit` of the origins whose key begins with `find` (hex), ordered by rank, without
+        the first `offset`."""
         self._refresh()
         found = list(enumerate(self._ranked, 1))
         if find:
@@ -135,7 +136,7 @@ class LogIndex:
         return self._decided.read_on(self._log.control)
 
     def _refresh(self) -> None:
-        """Read the log up to its end, unless the last answer is still valid."""
+        """Read the log up to its end and compute all statistics, unless the last ones are still valid."""
         began = time.monotonic()
         if self._contributions.closed or began < self._valid_until:
             return
@@ -179,7 +180,7 @@ class LogIndex:
 
 
 def timeline_entry(entry: HistoryEntry) -> views.TimelineEntry:
-    """Return a decision in the timeline's form."""
+    """Return a decision as an entry of the timeline."""
     epoch = entry.epoch
     return views.TimelineEntry(
         **{name: getattr(entry, name) for name in Decided.model_fields},
@@ -210,7 +211,7 @@ def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[v
 
 
 def _history(contributions: Contributions, names: Mapping[bytes, Names], points: int) -> views.History:
-    """Return the sums of updates over at most `points` equal spans of epochs."""
+    """Return the numbers of updates in at most `points` equal spans of epochs."""
     ranked = contributions.ranked
     epochs = max((one.last_epoch for one in ranked), default=-1) + 1
     spans = min(points, epochs)
@@ -246,7 +247,8 @@ def _history(contributions: Contributions, names: Mapping[bytes, Names], points:
 
 
 READ_UPDATES = 512
-"""Number of updates that are read at once: in a first-order run each has hundreds or thousands of scalars."""
+"""Number of updates that are read at once. In a first-order run each update has hundreds or thousands of
+scalars."""
 
 
 class FeedCount(NamedTuple):
@@ -309,7 +311,7 @@ class Contributions:
         return complete
 
     def _forget(self, tails: list[Tail]) -> set[bytes]:
-        """Remove the feeds that were cut at their first step, and return their origins."""
+        """Remove the feeds of which no update is left after a cut, and return their origins."""
         present = {tail.feed for tail in tails}
         gone = [feed for feed in self.counts if feed not in present]
         for feed in gone:
@@ -375,7 +377,7 @@ class Contributions:
 
 
 MAX_SAMPLES = 512
-"""Maximum number of samples of a time series, 40 KiB: more than a browser's chart has pixels for."""
+"""Maximum number of samples of a time series, 40 KiB: more than a chart in a browser can show."""
 
 RATE_WINDOW, RATE_STEPS = 10.0, 4
 """Minimum time in seconds, and minimum number of increases of the count, over which a rate is measured. With
@@ -388,7 +390,7 @@ class SeriesSample(NamedTuple):
     seconds: float
     """Seconds since the start."""
     known: int
-    """Updates known."""
+    """Number of updates known."""
     own_rate: float
     """Own updates per second."""
     swarm_rate: float | None
@@ -403,8 +405,8 @@ class SeriesSample(NamedTuple):
 
 
 class TimeSeries:
-    """Samples at equal intervals from the start until now. The interval doubles when there are too many
-    samples."""
+    """Samples at equal intervals from the start until now. When there are more than MAX_SAMPLES, the interval
+    is doubled and every second sample is dropped."""
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
@@ -414,7 +416,7 @@ class TimeSeries:
         self.samples: list[SeriesSample] = []
 
     def add(self, sample: SeriesSample) -> None:
-        """Keep this sample if one is due."""
+        """Keep this sample if the interval since the last one has passed."""
         if self.samples and sample.seconds - self.samples[-1].seconds < self.interval - self._tolerance:
             return
         self.samples.append(sample._replace(loss=_finite(sample.loss)))

@@ -1,7 +1,7 @@
 """A local swarm: N nodes of a run as processes on this machine, from their start to equal digests.
 
 Starts, watches and compares the nodes; prints nothing. No node outlives the process that started it. A swarm
-never signs for another person's run: an organised run gets keys, and so an id, of its own.
+never signs decisions of another person's run: an organised run gets new keys, and therefore a new id.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from sfprotocol.decisions import Invite
 from sfprotocol.invitation import SECRET_BYTES
 
 MOST_NODES = 64
-"""Maximum number of nodes. Each loads torch; no single machine has room for more."""
+"""Maximum number of nodes. Each node loads torch, and no single machine has memory for more."""
 
 POLL_INTERVAL = 0.5
 """Seconds between two requests to the nodes."""
 
 AGREE_DEADLINE = 60.0
-"""Deadline, in seconds, for all digests to become equal after the last update."""
+"""Maximum time, in seconds, from the last update until all digests are equal."""
 
 
 RUN, KEYS = "run.toml", "keys"
-"""Names in a swarm's folder: its manifest, and the folder of its organiser's keys."""
+"""Names of the manifest, and of the folder of the organiser's keys, in a swarm's folder."""
 
 
 class SwarmProgress(NamedTuple):
@@ -73,7 +73,7 @@ class SwarmProgress(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether no node will make more updates."""
+        """Whether all nodes are known to make no more updates."""
         return all(status and _is_over(status) for status in self.statuses)
 
     @property
@@ -83,8 +83,8 @@ class SwarmProgress(NamedTuple):
 
 
 def _is_over(status: Status) -> bool:
-    """Return whether a node makes no more updates. It may still lack some, which must arrive within
-    AGREE_DEADLINE."""
+    """Return whether a node makes no more updates. It may still lack other nodes' updates, which must arrive
+    within AGREE_DEADLINE."""
     used = status.organised.counted if status.organised else status.known
     catching_up = status.state is NodeState.CATCHING_UP and used >= status.update_budget
     return catching_up or status.state is NodeState.COMPLETE
@@ -214,7 +214,7 @@ class LocalSwarm:
             raise
 
     async def _invite(self, organiser: NodeProcess) -> str:
-        """Return a ticket for all other nodes, `NUMBER:HEX`. With it they need no proof of work."""
+        """Return a ticket for all other nodes, `NUMBER:HEX`, with which they need no proof of work."""
         secret = secrets.token_bytes(SECRET_BYTES[0])
         key = invitation_key(self.manifest.run_id, secret).public_key().public_bytes_raw()
         wish = decisions.encode(Invite(key, self._count - 1))
@@ -421,7 +421,7 @@ END_DEADLINE = 5.0
 START_POLL = 0.2
 
 SHOWN_LINES = 8
-"""Number of lines of a node's output that the error shows after the node ended."""
+"""Number of lines of a node's output that are shown in the error for a node that ended."""
 
 
 class NodeProcess:
@@ -431,7 +431,7 @@ class NodeProcess:
         self.number = number
         self.client = Client(Layout(folder).control_socket)
         self.status: Status | None = None
-        """The last status with which the node answered; None before its first answer."""
+        """The status in the node's last answer; None before its first answer."""
         self.folder = folder
         self.program = (sys.executable, "-m", "sfnode")
         self._log = folder / "node.log"

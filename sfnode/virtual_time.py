@@ -23,12 +23,13 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 WORK = (0.0005, 0.003)
-"""Default range, in seconds, of the duration of an executor's job, drawn uniformly: a commit on an SSD."""
+"""Default range, in seconds, from which the duration of an executor's job is drawn uniformly. A commit on an
+SSD takes about as long."""
 
 
 TURN = 1e-7
-"""Virtual time, in seconds, that one turn of the loop takes. If turns took none, a wait until a time that was
-rounded up by a bit would never end."""
+"""Virtual time, in seconds, that one turn of the loop takes. If a turn took no time, a timer that is due
+within a rounding error would never become due."""
 
 MOST_TURNS = 20_000
 """Maximum number of turns in a row without waiting. A program that exceeds it polls the clock for ever."""
@@ -39,7 +40,7 @@ class NotInVirtualTimeError(RuntimeError):
 
 
 class Program:
-    """The tasks begun in one context, which end together like a process and may be killed."""
+    """The tasks that began in one context. Like a process, they end together and may be killed."""
 
     def __init__(self, work: Callable[[Random], float] = lambda random: random.uniform(*WORK)) -> None:
         """`work` draws the duration of one executor's job, in seconds."""
@@ -122,7 +123,7 @@ class _Job:
         return self._program is not None and not self._program.alive
 
     def do(self) -> None:
-        """Do the work unless it is done."""
+        """Do the work, unless it was done before."""
         work, self._work = self._work, None
         if work is None:
             return

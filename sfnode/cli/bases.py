@@ -71,7 +71,7 @@ REWARDED = tuple(name for name, one in PRESETS.items() if one.task.is_rewarded)
 """Names of the ready-made tasks with rewards."""
 
 MOST_PROMPTS = 512
-"""Maximum number of prompts. 512 prompts give the mean reward to within 4 percentage points."""
+"""Maximum number of prompts. 512 prompts determine the mean reward to within 4 percentage points."""
 
 
 @click.command
@@ -173,7 +173,7 @@ def _changed(manifest: Manifest, temperature: float | None) -> Manifest:
 
 
 def _lines(result: TryRewardResult) -> list[str]:
-    """Format the result for people."""
+    """Format the result as lines of text."""
     memory = "" if result.peak_bytes is None else f", {size_text(result.peak_bytes)} at most"
     return [
         f"{result.model} on {result.device} in {result.dtype}, loaded in {result.load_seconds:.1f} s{memory}",

@@ -1,4 +1,4 @@
-"""`sfnode dashboard`, and `join --dashboard`: watch a node in a browser; `sfnode top`: in the terminal."""
+"""`sfnode dashboard` and `join --dashboard` show a node in a browser, `sfnode top` in the terminal."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def shown(
 ) -> AsyncIterator[None]:
     """Serve the dashboard of the node in `data_dir` within the block, at `address` if one is given.
 
-    With `control` visitors can also control the node. Raises UserError PORT_IN_USE.
+    If `control` is set, visitors can also control the node. Raises UserError PORT_IN_USE.
     """
     if address is None:
         yield

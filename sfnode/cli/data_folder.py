@@ -63,7 +63,7 @@ def runs_here() -> dict[str, tuple[Manifest, Path]]:
 
 @contextmanager
 def opened_run(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
-    """Open the manifest of this folder, and its log for reading. Its node may be running or not.
+    """Open the manifest and, for reading, the log of this folder. The folder's node may be running.
 
     Raises UserError DATA_DIR_UNUSABLE if the folder has no run.
     """

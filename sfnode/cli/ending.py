@@ -1,5 +1,5 @@
-"""The card at the end of a run, or of a node's part in it: the model's gain, the contributors, the next
-commands.
+"""The card: the text at the end of a run, or of a node's part in it, with the model's gain, the contributors
+and the next commands.
 
 `sfnode join` prints it once, when the run is complete or when the node leaves before; `sfnode swarm` prints
 it at its end. Its examples are public test rows, never anybody's own rows.

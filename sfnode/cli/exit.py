@@ -19,7 +19,7 @@ from sfnode.cli.output import echo, echo_usage
 from sfnode.errors import Code, UserError
 
 DONE, FAILED, USAGE, NOT_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit statuses, described in docs/errors.md. Init scripts, too, return 3 for "not running"."""
+"""Exit statuses, described in docs/errors.md. 3 means "not running", as it does for init scripts."""
 
 
 def status_of(error: UserError) -> int:

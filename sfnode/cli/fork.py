@@ -224,7 +224,8 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
 
 @contextmanager
 def _folder_of(parent: Path) -> Iterator[Path]:
-    """Yield the data folder itself, or a folder with the contents of an archive."""
+    """Yield `parent` if it is a data folder, otherwise a temporary folder with the contents of that
+    archive."""
     if parent.is_dir():
         yield parent
         return
@@ -251,7 +252,7 @@ class Ancestor(NamedTuple):
     seal: Parent
     """The state with which the fork began."""
     run: Manifest | None
-    """Manifest of the run; None if no data folder of this user has it."""
+    """Manifest of the run; None if no data folder of this user has this run."""
     folder: Path | None
 
     def __str__(self) -> str:

@@ -14,11 +14,11 @@ from click.shell_completion import CompletionItem, get_completion_class
 from sfnode.errors import Code, UserError
 
 LAB = "sflab"
-"""Package with the simulator and the benches, which is not part of the product."""
+"""Package with the simulator and the benchmarks, which is not part of the product."""
 
 
 MEANT = {"train": "join", "start": "join", "stop": "leave", "finish": "leave --finish", "ask": "use"}
-"""Existing commands, keyed by other words that people may type for them."""
+"""Existing commands, keyed by words that people may type instead."""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -32,13 +32,13 @@ program's name."""
 
 
 class Lazy(NamedTuple):
-    """Description of a command that may not be imported yet."""
+    """Description of a command whose module may not be imported yet."""
 
     where: str
     """Import path of the command: `module:attribute`, or the module alone if the attribute has the command's
     name. Modules of this package are named without the package."""
     help: str
-    """One line for lists of commands."""
+    """Description in one line, for lists of commands."""
     example: str = ""
     """Example at the end of the command's help, without the program and the groups; empty for a group."""
 

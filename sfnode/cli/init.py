@@ -98,7 +98,7 @@ def init(data: str | None, out: Path, yes: bool, organised: bool, **given: Any) 
 
 
 def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
-    """Write the manifest of a run that is proposed from the data, once the user agrees."""
+    """Propose a run from the data, and write its manifest once the user agrees."""
     with waiting("loading libraries"):
         from sfnode.cli import init_screen as screen
         from sfnode.preparing.plan import Answers, last_model, name_of, plan, require_plain
@@ -178,7 +178,8 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
-    """Write the manifest, its keys and its files, all or none of them, and print the next steps."""
+    """Write the manifest, its keys and its files, and print the next steps. After an error none of these is
+    left."""
     bases, basis = given.pop("bases", None), given.get("made_of")
     keys_dir: Path = given.pop("keys_dir")
     check_bases(bases, basis)

@@ -22,11 +22,11 @@ from sfnode.verifiers.specs import PRESETS as VERIFIERS
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 
 NO_MODULES = "none"
-"""Value that stands for no patterns: no linear layers are trained, only other parameters."""
+"""Value that stands for no patterns. No linear layers are then trained, only other parameters."""
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
-    """Return `q_proj,v_proj` as a tuple, and `none` as an empty one."""
+    """Return a text such as `q_proj,v_proj` as a tuple, and `none` as an empty tuple."""
     if value is None or value.strip().lower() == NO_MODULES:
         return None if value is None else ()
     patterns = tuple(item.strip() for item in value.split(","))
@@ -36,7 +36,7 @@ def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[s
 
 
 def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[str, str] | None:
-    """Return `0=terrible,1=great` as a table."""
+    """Return a text such as `0=terrible,1=great` as a dict."""
     if value is None:
         return None
     pairs = [item.partition("=") for item in value.split(",")]
@@ -46,8 +46,8 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
 
 
 def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...] | None:
-    r"""Return the texts that end an answer, with `\n` and `\t` replaced by a line feed and a tab; None
-    without any."""
+    r"""Return the texts that end an answer, with `\n` and `\t` replaced by a line feed and a tab; None if
+    there are no such texts."""
     return tuple(value.replace("\\n", "\n").replace("\\t", "\t") for value in values) or None
 
 

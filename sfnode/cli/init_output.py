@@ -25,7 +25,7 @@ from sfnode.tasks.public_files import inside, typed
 from sfnode.verifiers.plugins import is_plugin
 
 MOST = 0.5
-"""Threshold share of scalars that are 0 or clipped. Above it `init` warns."""
+"""Maximum share of scalars that are 0, and of clipped scalars. Above it `init` warns."""
 
 RARE_SHOWN = 8
 
@@ -36,7 +36,7 @@ UNCHECKED = "Whether one update could wreck the model has not been checked eithe
 
 
 def bases_words(file: Path, size: int, out: Path) -> str:
-    """Describe where the bases of a run are. They take `size` bytes."""
+    """Describe where the bases of a run are, and their size in bytes."""
     return (
         f"Its bases are in {file}: leave them beside {out.name}. "
         f"Other nodes get these {size_text(size)} from yours."

@@ -1,6 +1,7 @@
 """The screen of `sfnode init FILE`: the file's contents, the proposal, and lines that can be changed.
 
-Answers are kept: an invalid answer is asked for again, and a later error returns to this screen.
+The user's answers are kept. After an invalid answer the question is repeated, and after a later error this
+screen is shown again.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ WAYS = {
     "text": "the texts themselves",
     "chat": "what the assistant says in a conversation",
 }
-"""Words for each kind of task."""
+"""Descriptions for the screen, keyed by the kind of task."""
 
 ESTIMATORS = {
     "first-order": "by gradients: it learns most for the time",
     "zeroth-order": "by forward passes alone: it learns far less",
 }
-"""Words for the estimators."""
+"""Descriptions for the screen, keyed by the estimator."""
 
 _ESTIMATED = {"gradients": "first-order", "forward": "zeroth-order"}
 
@@ -293,7 +294,7 @@ def _one_of(said: str, *choices: str) -> str:
 
 
 def _model(said: str) -> str:
-    """Return a base model. Raises UserError MODEL_NOT_FOUND for a missing folder."""
+    """Return the source of a base model. Raises UserError MODEL_NOT_FOUND for a missing folder."""
     if said.startswith(("/", ".", "~")) and not Path(said).expanduser().is_dir():
         raise UserError(
             Code.MODEL_NOT_FOUND,

@@ -1,4 +1,4 @@
-"""`sfnode invite`, the link with which others join, and `peer-id`."""
+"""`sfnode invite` prints the link with which others join, `sfnode peer-id` a node's peer id."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def _from_folder(data_dir: Path) -> InviteResult:
 
 
 def _draw(link: str) -> None:
-    """Print the link as a QR code of half blocks, light on dark, and a warning if the terminal is too narrow
-    for it. Readers accept light codes and dark ones."""
+    """Print the link as a QR code of half blocks, light on dark, which readers accept as well as dark on
+    light. If the terminal is too narrow for the code, print a warning."""
     from io import StringIO
 
     import segno

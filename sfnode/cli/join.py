@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int, int] | None:
-    """Return `K/N`, K from 1 to N, as (K - 1, N)."""
+    """Return a text `K/N`, with K from 1 to N, as (K - 1, N)."""
     if value is None:
         return None
     index, slash, count = value.partition("/")
@@ -55,7 +55,7 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
 
 
 def parse_text(_context: Any, parameter: Any, value: str) -> str:
-    """Return a text that is valid for the option's field of `Settings`."""
+    """Return the text. Raises click.BadParameter unless it is valid for the option's field of `Settings`."""
     try:
         Settings.model_validate({parameter.name: value})
     except ValidationError as error:
@@ -187,8 +187,8 @@ def join(
 def _onward(settings: Settings, link: str) -> Settings:
     """Return the settings with which a node continues in the run that a link names.
 
-    The node gets a new folder with the same key. Options that lead to the old run, and its base model, are
-    left out.
+    The node gets a new folder with the same key. The old run's base model, and options that name the old run,
+    are left out.
     """
     from sfnode.node.following import next_folder
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 DIGITS = 16
-"""Hex digits of the keys that --details shows."""
+"""Number of hex digits of a key that --details shows."""
 
 
 @click.command

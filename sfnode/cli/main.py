@@ -87,7 +87,7 @@ COMMANDS = {
 
 
 def group(path: str, text: str, entries: Mapping[str, Entry]) -> LazyGroup:
-    """Return a group of these commands."""
+    """Return a group of the commands in `entries`, with the help `text`."""
     return LazyGroup(entries={"Commands": entries}, path=path, help=text)
 
 
@@ -236,7 +236,8 @@ def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict
 
 
 def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
-    """Return the options of the command, and those of other commands until all keys in `values` are known."""
+    """Return `own`, the options of the command, and those of `others`, one command after the other, until all
+    keys in `values` are known."""
     known, unknown = dict(own), set(values) - own.keys()
     while unknown and (command := next(others, None)) is not None:
         known = _options(command) | known

@@ -38,8 +38,8 @@ def passphrase_file_option(function: F, key: str = "") -> F:
 
 
 def chosen(file: Path | None, of: str = "the keys") -> bytes:
-    """Return a new passphrase, from `file` or typed twice. Raises UserError BAD_OPTION if the file has
-    none."""
+    """Return a new passphrase from `file` or, without a file, one that the user types twice. Raises UserError
+    BAD_OPTION if the file has no passphrase."""
     return _typed(f"Passphrase of {of}", confirm=True) if file is None else _read(file)
 
 
@@ -114,7 +114,7 @@ def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: 
 
 
 def _said(place: str, data: bytes) -> str:
-    """Describe a key of a backup, with the beginning of its public half."""
+    """Describe a key of a backup, with the first digits of its public key."""
     from sfnode.store.key_backup import public
 
     name = place.partition("/")[2]

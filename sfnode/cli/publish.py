@@ -55,7 +55,7 @@ def _every(context: Any, parameter: Any, value: str | None) -> float | None:
 
 
 def parse_keys(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the beginnings of keys in lower case."""
+    """Return the beginnings of keys to hide, in lower case."""
     least, most = KEY_DIGITS
     for value in values:
         if not re.fullmatch(rf"[0-9a-fA-F]{{{least},{most}}}", value):
@@ -170,7 +170,7 @@ def _publish(
     key: tuple[Path, Path | None],
     said: str,
 ) -> str:
-    """Publish once and report it. Print the warnings if they differ from `said`, the previous ones, and
+    """Publish once, and print that. Print the warnings if they differ from the previous ones, `said`, and
     return them."""
     from sfnode.manifest import names_folders
     from sfnode.publish.asking import ask

@@ -1,7 +1,7 @@
 """`sfnode organise hand-over` and `sign`: changes of the organiser's key.
 
-A succession is a file. A running node proposes it, deputies add their votes wherever their keys are, and any
-node of the run submits it.
+A succession is a file that a running node proposes. Deputies add their votes where their keys are, and any
+node of the run submits the file.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _succession(said: SuccessionFile) -> tuple[Authority, Succession]:
 
 
 def _valid(said: SuccessionFile) -> int:
-    """Return the number of valid votes."""
+    """Return the number of valid votes in a succession file."""
     from sfprotocol.control_feed import valid_votes
 
     return len(valid_votes(*_succession(said)))

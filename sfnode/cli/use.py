@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 MOST_TOKENS = 4096
-"""Maximum length of an answer, in tokens: more than any model here writes in an hour on a CPU."""
+"""Maximum length of an answer, in tokens: more than a model generates in an hour on a CPU."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """First characters of texts that spreadsheet programs take for a formula (OWASP, CSV injection)."""
@@ -133,7 +133,7 @@ def _folder_of(run: Path) -> Path:
 
 
 def _task(folder: Path, exported: Path | None, device: str) -> Task:
-    """Return the task of the model, before anything slow is loaded."""
+    """Return the task of the model, without loading anything slow."""
     if exported is None:
         from sfnode.cli.trained_model import check
 
@@ -216,7 +216,8 @@ def _problem(task: Task, row: Row) -> str | None:
 
 
 def _typed(task: Task) -> Iterator[Row]:
-    """Yield the texts that a user types at a terminal until the end. Elsewhere each line is a text."""
+    """Yield rows of the texts that a user types at a terminal until the end of input. Without a terminal each
+    line is a text."""
     from sfnode.tasks.prompts import questions
 
     names = questions(task)
@@ -275,7 +276,7 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
 
 
 def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:
-    """Write the rows of a file with their answers, once all have one."""
+    """Write the rows of a file with their answers, once all rows have been answered."""
     from sfnode.engine.samples import chooses
     from sfnode.store.disk_errors import disk_faults
     from sfnode.tasks.row_files import dialect

@@ -80,8 +80,8 @@ def verify(
 
 
 def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
-    """Check that a fork's base model is its parent's state, if `parent` is given. Return the result in words;
-    for a run that is no fork, an empty text."""
+    """Check that a fork's base model is its parent's state, if `parent` is given. Return the result in words,
+    or an empty text for a run that is not a fork."""
     if parent is not None:
         from sfnode.cli.fork import check_parent
 
