@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfnode.schema.status import FetchStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
-"""Limits that are bytes, or bytes per second."""
+"""Names of limits whose unit is bytes, or bytes per second."""
 
 REACHES = {
     "internet": "",
@@ -28,7 +28,7 @@ REACHES = {
     "join with --auto-relay.",
     "machine": "It holds addresses of this machine only: nobody can join from another one.",
 }
-"""Notes on an invitation, keyed by the networks from which its addresses can be reached (`Reach`)."""
+"""Warnings about an invitation, keyed by the networks from which its addresses can be reached (`Reach`)."""
 
 UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
 """Units of the other limits, keyed by the limit's name."""
@@ -39,12 +39,13 @@ _PLAIN = dict(zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", str
 
 
 def plain(text: str) -> str:
-    """Replace characters that a terminal without Unicode cannot show by ASCII."""
+    """Replace characters that a terminal without Unicode cannot show with ASCII characters."""
     return "".join(_PLAIN.get(letter, letter if letter.isascii() else "?") for letter in text)
 
 
 def printable(text: str) -> str:
-    """Replace every invisible character by one visible character, for tables that count columns."""
+    """Replace every invisible character with one visible character, for tables whose column widths are
+    computed."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
@@ -60,8 +61,8 @@ def nats(worth: int) -> str:
 
 
 def evidence_in_words(one: EvidenceStatus) -> str:
-    """Format the evidence on a member's work: `evidence 1.24, agreement 0.95`, and `, an outlier in 12 % of
-    its latest epochs` if its work was too large lately."""
+    """Format the evidence on a member's work: `evidence 1.24, agreement 0.95`. If the work was too large in
+    some of the latest epochs, add `, an outlier in 12 % of its latest epochs`."""
     said = f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
     percent = round(100 * one.outlier_share)
     return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
@@ -161,7 +162,7 @@ def qr_svg(link: str) -> str:
 
 
 def limits_in_words(limits: object) -> dict[str, str]:
-    """Format the limits in force, keyed by name. `limits` is a `Limits`, validated or not."""
+    """Format the values of the limits in force, keyed by name. `limits` is a `Limits`, validated or not."""
     return {name: _limit(name, value) for name, value in vars(limits).items() if value}
 
 
@@ -181,8 +182,8 @@ def bar(share: float, width: int) -> str:
 
 
 def spark(values: Sequence[float | None], width: int) -> str:
-    """Draw values as at most `width` blocks, each as high as the mean of its values. None, infinite values
-    and NaN are left out."""
+    """Draw values as at most `width` block characters. The height of each is the mean of the values that it
+    stands for, without None, infinite values and NaN."""
     there = [value for value in values if value is not None and math.isfinite(value)]
     many = min(width, len(there))
     shown = [fmean(there[len(there) * n // many : len(there) * (n + 1) // many]) for n in range(many)]

@@ -1,8 +1,8 @@
 """The quality of a run's model: figures and a sentence, the same in the terminal, in the browser and on the
 published page.
 
-For an organised run it follows from the organiser's published results, for an open run from evaluations of
-this node. Independent of terminal and browser; needs no library.
+For an organised run, quality is based on the organiser's published results, for an open run on this node's
+evaluations. Independent of terminal and browser; needs no library.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Point:
     count: int
     """Number of rows."""
     name: str = ""
-    """Name of a result of the base model, with which others are compared; empty for other results."""
+    """Name of a result of the base model, with which other results are compared; empty for other results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Quality:
     """Results of the trained model, in ascending order of `x`."""
     headline: Words
     metric: str | None = None
-    """Metric of the points; None before the first measurement, and then `name` is empty."""
+    """Metric of the points. Before the first measurement it is None, and `name` is empty."""
     name: str = ""
     """Name of the metric, for people."""
     is_share: bool = False
-    """Whether values are shown in per cent."""
+    """Whether the metric's values are shown in per cent."""
     beside: str = ""
     """Sentence on the mean reward: `Mean reward 0.922 now, 0.316 before training.` Empty unless it is a
     reward run."""

@@ -1,4 +1,4 @@
-"""Requests to a node through the client, and sentences on the answers. Independent of terminal and
+"""Requests to a node through the client, and sentences that describe the answers. Independent of terminal and
 browser."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Mood(StrEnum):
     GOOD = "good"
     NEUTRAL = "neutral"
     WARN = "warn"
-    """The owner should look at it."""
+    """The owner should do something about it."""
     BAD = "bad"
 
 
@@ -60,7 +60,7 @@ class Now(NamedTuple):
 
     @property
     def known(self) -> int:
-        """Number of updates that the node had when it described its neighbours."""
+        """Number of updates that the node had in the same answer as its neighbours."""
         return self.swarm.nodes[0].known
 
 
@@ -98,7 +98,7 @@ def base_of(measurements: Sequence[NodeEvaluation], *, calibrated: bool = False)
 
 
 def alarms(s: Status) -> list[Words]:
-    """Return the alarms about the run, the most severe first; views show them before everything else."""
+    """Return the alarms about the run, the most severe first. Views show alarms before everything else."""
     return [Words(f"{alarm.code}: {alarm.what}. {alarm.fix}", Mood.BAD) for alarm in s.alarms]
 
 
@@ -127,7 +127,7 @@ PASSING: dict[str, str] = {
     NodeState.ASKING: "Getting ready: asking peers which of this node's updates they have.",
     NodeState.FINISHING: "Finishing: the node leaves when its neighbours have its last updates.",
 }
-"""Sentences on temporary states."""
+"""Sentences on temporary states, keyed by state."""
 
 
 def doing_in(s: Status) -> Words:
@@ -176,7 +176,7 @@ def _busy(s: Status) -> str:
 
 
 def agreement(node: SwarmNode, known: int) -> Words:
-    """Compare a neighbour's state with ours, which has `known` updates."""
+    """Compare a neighbour's state with this node's, which has `known` updates."""
     if node.agrees:
         return Words("same model", Mood.GOOD)
     if node.known < known:
@@ -187,7 +187,7 @@ def agreement(node: SwarmNode, known: int) -> Words:
 
 
 def together(now: Now) -> Words:
-    """Compare all neighbours' states with ours. Updates under way are normal."""
+    """Compare all neighbours' states with this node's. Differences are normal while updates are under way."""
     moods = [agreement(node, now.known).mood for node in now.near]
     if not moods:
         return Words("no neighbours", Mood.WARN)

@@ -27,7 +27,7 @@ PROCESS = 512 << 20
 mini-batch."""
 
 SCANT = 1 << 30
-"""Threshold of free memory, in bytes, below which the owner will notice the node."""
+"""Threshold of free memory, in bytes. Below it the machine's owner will notice that the node runs."""
 
 AT_HAND = 1 << 30
 """Maximum size of the weights, in bytes, up to which steps are measured even if the user did not request it.
@@ -50,10 +50,10 @@ HOME_UPLINK = 1_250_000
 it."""
 
 LONG_WAIT = 600.0
-"""Threshold, in seconds, above which a newcomer's wait is worth a note."""
+"""Threshold, in seconds. If a newcomer waits longer for the model, that is worth a note."""
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-"""A file that exists if a driver of Nvidia is loaded, even if torch cannot use it."""
+"""File that exists if a driver of Nvidia is loaded, even if torch cannot use that driver."""
 
 
 Size = tuple[int, bool]
@@ -61,7 +61,7 @@ Size = tuple[int, bool]
 
 
 def look_at_memory() -> CheckFinding:
-    """Examine the machine's memory, whatever the model."""
+    """Examine the machine's free memory, independently of the model."""
     import torch
 
     from sfnode.resources import memory
@@ -81,7 +81,7 @@ def look_at_memory() -> CheckFinding:
 
 
 def look_at_descriptors() -> CheckFinding:
-    """Examine how many files and connections the system lets a node have at a time."""
+    """Examine how many descriptors, for files and connections, the system allows a node."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node raises its limit to this one
     what = f"a process may have {'any number of' if allowed == math.inf else f'{allowed:,}'} descriptors"
@@ -165,7 +165,8 @@ def _why_unused(said: list[warnings.WarningMessage]) -> tuple[str, str]:
 
 
 def _driver() -> str:
-    """Return the driver's version, as the beginning of a fix; empty if it is unknown."""
+    """Return the first words of a fix, with the version of Nvidia's driver; empty if the version is
+    unknown."""
     try:
         return NVIDIA_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip() + ". "
     except (OSError, IndexError):

@@ -28,7 +28,7 @@ PROBE = 1 << 20
 """Size of the test write, in bytes."""
 
 SLOW_SYNC = 0.1
-"""Threshold, in seconds, above which a slow sync is worth a note: a node makes up to ten commits a second."""
+"""Threshold, in seconds. A slower sync is worth a note, because a node makes up to ten commits a second."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -45,7 +45,7 @@ MANIFEST_DEADLINE = 4.0
 """Deadlines, in seconds, for the handshake and for the manifest. A relayed dial takes 2-4 s."""
 
 _OTHER_KEY = re.compile(r"remote key matches (\w+)")
-"""The part of libp2p's error that names the peer that answered instead."""
+"""Pattern of the part of libp2p's error that names the peer that answered instead of the expected one."""
 
 _ABOUT = {
     Code.BAD_ADDRESS: Subject.PEER,

@@ -34,8 +34,8 @@ MAX_REASON = 200
 """Maximum length of the reason why a run cannot be read, in characters."""
 
 AHEAD = timedelta(minutes=10)
-"""Maximum time by which a file's timestamp may be ahead of this machine's clock. Clocks of servers differ by
-less."""
+"""Maximum time by which a file's timestamp may be ahead of this machine's clock. Clocks of servers are less
+wrong."""
 
 
 class Told(NamedTuple):
@@ -72,7 +72,7 @@ class Unread(NamedTuple):
 
 
 def read(source: str, now: datetime) -> Told:
-    """Read a file or an address. Raises UserError BAD_RUN_FILE."""
+    """Read a `run.json` from a path or an address. Raises UserError BAD_RUN_FILE."""
     try:
         if is_url(source):
             data = download(source, time.monotonic() + FETCH_DEADLINE)
@@ -125,7 +125,8 @@ def _trusted(told: Sequence[Told]) -> Told:
 
 
 def _entry(told: Told) -> ListedRun:
-    """Return a run's entry. Its page address is kept only if it matches the address of its file."""
+    """Return a run's entry. Its page's address is derived from the file's address; if the file is on this
+    machine, the address that the file names is used."""
     run, source = told.run, told.source
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality

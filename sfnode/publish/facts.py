@@ -1,7 +1,7 @@
 """The facts of a run that its page shows, from the manifest and the signed log of a node's folder.
 
-Of a member the page shows only what the member signed: its key, the name and team on its card, and its
-updates. A hidden member is a row without key, name and team.
+The page shows of a member only what the member signed: its key, its display name and team, and its updates. A
+hidden member is shown without key, name and team.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PageMember(NamedTuple):
     """An origin with updates that count."""
 
     key: str
-    """Hex digits; empty if it is hidden."""
+    """Hex digits of the key; empty for a hidden member."""
     name: str
     team: str
     updates: int
@@ -88,7 +88,8 @@ class Facts(NamedTuple):
 
 
 Digests = dict[int, PublishedSeal]
-"""Digests of seals that were already computed, keyed by epoch. The digests of a seal never change."""
+"""Digests of seals that were already computed, keyed by epoch. They can be reused, because the digests of a
+seal never change."""
 
 
 def gather(

@@ -1,8 +1,8 @@
-"""Pages as text: templates with automatic escaping, no script, and one style that the page's policy allows by
-its hash. Strangers' texts appear as text only.
+"""Makes pages from templates, with automatic escaping, so that strangers' texts appear as text only. A page
+has no script, and one style sheet, which the page's content security policy allows by its hash.
 
-The curve is drawn here, so that a page needs no script. It is drawn once for each screen size, with letters
-as large as the text around it.
+The curve is drawn here as SVG, so that a page needs no script. It is drawn once for each screen size, with
+letters as large as the text around it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TICKS = 5
 
 
 class Box(NamedTuple):
-    """A drawing's class in the style sheet, and its size. Letters are 12 of its units high."""
+    """Class of a drawing in the style sheet, and its size. Letters are 12 units of the drawing high."""
 
     name: str
     width: int
@@ -63,7 +63,8 @@ _RIGHT = 8
 def chart(
     points: Sequence[CurvePoint], base: float | None, metric: str, box: Box, label: str
 ) -> Markup | None:
-    """Draw the curve over sealed epochs with 95 % intervals, as SVG; None if there is no finite value."""
+    """Draw the metric over sealed epochs with 95 % intervals, as SVG. Return None if there is no finite
+    value."""
     shown = thinned([one for one in points if math.isfinite(one.value)], box.points)
     if not shown:
         return None
@@ -205,7 +206,7 @@ def environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Return a value as the page shows it. Only markup that was made here stays markup."""
+    """Return a value as the page shows it. Only markup that this program made stays markup."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
@@ -290,7 +291,7 @@ def summary(run: RunFile) -> str:
 
 
 def gain(run: RunFile) -> str:
-    """Return how much better the model is than the base model, as `better_by` does; empty if that is
+    """Return in words how much better the model is than the base model (`better_by`); empty if that is
     unknown."""
     found = run.quality
     if not (found and found.latest and found.base):

@@ -26,7 +26,7 @@ from sfprotocol.fields import readable
 from sfprotocol.invitation import MAX_LINK, is_url
 
 VERSION = 1
-"""Version of the file. It stays the same while older readers can still read the file."""
+"""Version of the file's format. It changes only when older readers can no longer read the file."""
 
 NAME = "run.json"
 
@@ -34,17 +34,18 @@ MAX_TITLE, MAX_WORDS = 120, 400
 """Maximum length of a title, and of any other line of text, in characters."""
 
 MAX_CURVE = 200
-"""Maximum number of points of the curve: more than a page has room for."""
+"""Maximum number of points of the curve: more than a page can show."""
 
 MAX_PROGRESS = 200
-"""Maximum number of earlier publications that are remembered, to compute rates. Old ones are thinned out."""
+"""Maximum number of earlier publications in the file, from which rates are computed. Above it, some old ones
+are dropped."""
 
 MAX_TURNS = 64
 """Maximum number of decisions in the file that prove elections. The proof takes two decisions, and two more
 for each elected organiser that named new stand-ins."""
 
 MAX_CONTACTS = 32
-"""Maximum number of addresses. A link has room for no more."""
+"""Maximum number of addresses, which is also the maximum in a link."""
 
 MOST_COUNT = (1 << 63) - 1
 """The largest count that the protocol can express."""
@@ -105,7 +106,7 @@ class PublishedSeal(Answer):
 
     epoch: Count
     updates: Count
-    """Updates that counted at that seal."""
+    """Number of updates that counted at this seal."""
     named_digest: Hex32
     """Named digest in the seal (SPEC O10)."""
     core_digest: Hex32
@@ -120,11 +121,11 @@ class RunQuality(Answer):
     base: Published | None
     best: Published | None
     calibrated: Published | None
-    """The base model less its prior over the answers."""
+    """Result of the base model with its prior over the answers subtracted."""
 
 
 class CurvePoint(Answer):
-    """A sealed epoch on the curve."""
+    """A sealed epoch on the curve: the metric's value with its 95 % interval."""
 
     epoch: Count
     value: Value
@@ -162,7 +163,7 @@ class RunFile(Answer):
     addresses: Annotated[tuple[Line, ...], Field(max_length=MAX_CONTACTS)] = ()
     """Full addresses of the contacts in the link (SPEC N6)."""
     updated: Moment
-    """Time of this publication, in UTC."""
+    """Time of the publication, in UTC."""
     url: WebAddress = ""
     """Address of the page, with / at its end; empty if the organiser did not give it."""
     protocol: Annotated[int, Field(ge=1, lt=1 << 32)]
@@ -174,10 +175,10 @@ class RunFile(Answer):
     task: Line
     data: Line
     updates: Count
-    """Updates that count; in an open run all updates."""
+    """Number of updates that count; in an open run, of all updates."""
     budget: Count
     members: Count
-    """Origins with updates that count."""
+    """Number of origins with updates that count."""
     updates_per_hour: Annotated[Value, Field(ge=0)] | None
     """Rate of updates; None if it is not known yet."""
     seal: PublishedSeal | None
@@ -195,15 +196,15 @@ class RunFile(Answer):
     succession: Frame = ""
     """The last succession as it is sent (SPEC O4), in hex; empty if there was none."""
     elections: Annotated[tuple[tuple[Hex32, Frame], ...], Field(max_length=MAX_TURNS)] = ()
-    """Decisions after that succession that elected organisers (SPEC O23) and named stand-ins. Each is the
-    chain hash before it, and a Control message with it, in hex."""
+    """Decisions after `succession` that elected organisers (SPEC O23) and named stand-ins. Each decision is
+    given as the chain hash before it and a Control message that contains it, both in hex."""
     signature: Hex64 | None = None
     """Signature by the organiser, over `sfnode-run-file` and all of the file before this last field; null if
     the publisher did not have the key."""
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:
-        """Read the bytes of such a file. Raises UserError BAD_RUN_FILE."""
+        """Parse the bytes of a `run.json` from `source`. Raises UserError BAD_RUN_FILE."""
         if len(data) > MAX_FILE:
             raise bad_run_file(source, f"it has more than {MAX_FILE} bytes")
         try:
@@ -228,7 +229,7 @@ def bad_run_file(source: str, reason: str) -> UserError:
 
 
 def earlier(folder: Path, run_id: bytes) -> RunFile | None:
-    """Return the last publication in a folder; None without a readable one of this run."""
+    """Return the last publication in a folder; None if the folder has no readable one of this run."""
     try:
         found = RunFile.parse((folder / NAME).read_bytes(), NAME)
     except (OSError, UserError):
@@ -262,5 +263,5 @@ def hourly(moments: Sequence[ProgressMoment]) -> float | None:
 
 
 def utc_now() -> datetime:
-    """Return the time, to the second."""
+    """Return the current time in UTC, rounded down to seconds."""
     return datetime.now(UTC).replace(microsecond=0)

@@ -31,7 +31,7 @@ _DOMAIN = b"sfnode-run-file"
 _FIELD = b',"signature":'
 
 Turns = tuple[tuple[bytes, int, Entry], ...]
-"""Decisions that prove elections, each with the chain hash before it and its position."""
+"""Decisions that prove elections, each with the chain hash before it and its position in the control feed."""
 
 
 class Signer(NamedTuple):
@@ -42,8 +42,8 @@ class Signer(NamedTuple):
     sign: Sign
 
     def write(self, run: RunFile) -> bytes:
-        """Return the bytes of a signed file. A file that would get too large (MAX_FILE, MAX_TURNS) is not
-        signed."""
+        """Return the bytes of a signed file. If a signed file would be too large (MAX_FILE, MAX_TURNS),
+        return an unsigned one."""
         last, form, turns = self.control.succession, self.manifest.parameters().form, self.control.turns()
         if len(turns) > MAX_TURNS:
             return run.write()

@@ -44,7 +44,7 @@ class Published(NamedTuple):
 
 
 class PublishedFolder:
-    """One page that is published repeatedly."""
+    """A folder in which one page is published repeatedly."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class PublishedFolder:
 
 
 def _licence(manifest: Manifest, layout: Layout) -> str:
-    """Return the licence in the base model's card, if the card is in its folder."""
+    """Return the licence in the base model's card; empty if the model's folder has no card."""
     source = manifest.model.source
     folder = EMBEDDED / public_name(source.removeprefix(BUILTIN)) if source.startswith(BUILTIN) else None
     folder = folder or model_of(layout, None)
@@ -167,7 +167,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove files that a killed process left unfinished."""
+    """Remove unfinished files that a killed process left behind."""
     for name in (PAGE, NAME, MANIFEST):
         for path in folder.glob(f".{name}.*.partial"):
             path.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """The quantity that training changes, as it is shown."""
+    """The quantity that training improves, and how it is shown."""
 
     name: str
     rises: bool = False
@@ -36,7 +36,7 @@ when a word changes."""
 
 
 class Metric(NamedTuple):
-    """A metric, as it is shown."""
+    """A metric, and how it is shown."""
 
     name: str
     is_share: bool = True
@@ -74,7 +74,7 @@ def measure_of(found: Evaluation) -> tuple[str, bool]:
 
 
 def value_in_words(metric: str, value: float) -> str:
-    """Return a value for people: `52.6 %`, `12.3`."""
+    """Format a metric's value for people: `52.6 %`, `12.3`."""
     if not math.isfinite(value):
         return "infinite"
     return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
@@ -95,7 +95,7 @@ CLASSES_SHOWN = 5
 """Maximum number of classes whose figures are shown: those with the worst figures."""
 
 CHANCE = 3.0
-"""Threshold in standard deviations. Above it, a difference between classes is not taken for chance."""
+"""Threshold in standard deviations. A larger difference between classes is not taken for chance."""
 
 
 def by_class(found: Evaluation) -> str:
@@ -120,7 +120,7 @@ def by_class(found: Evaluation) -> str:
 
 
 TENTH = 0.0005
-"""Minimum difference that is shown: a smaller one would be rounded to 0.0 %."""
+"""Minimum difference that is shown. A smaller difference would be rounded to 0.0 %."""
 
 
 def better_by(metric: str, before: float, after: float) -> str:
@@ -163,7 +163,7 @@ def drift_in_words(drift: Drift) -> str:
 
 
 def moved_in_words(distance: float) -> str:
-    """Return the distance for people: `the weights have moved by 12 %`."""
+    """Describe a relative distance of weights for people: `the weights have moved by 12 %`."""
     if math.isinf(distance):
         return "what is trained was zero at first"
     far = f"{100 * distance:.2g} %" if distance <= 1 else "more than they were"
@@ -183,7 +183,7 @@ def kind_in_words(kind: str) -> str:
 
 
 def far(doing: DoingStatus) -> str:
-    """Return the progress of a node's work: `1,024 of 4,096`; empty if it is unknown."""
+    """Format the progress of a node's work: `1,024 of 4,096`; empty if the progress is unknown."""
     return f"{doing.done:,} of {doing.total:,}" if doing.total else ""
 
 
