@@ -186,8 +186,8 @@ def _unmeasured(training: Training, reason: str) -> str:
 
 
 def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[str]:
-    """Return notes about a base model whose head is for other classes, that is a mixture of experts while no
-    epsilon was given, or that is only on this machine, in the folder `home`."""
+    """Return notes about the base model in three cases: its head is for other classes; it is a mixture of
+    experts and no epsilon was given; it is only on this machine, in the folder `home`."""
     notes = []
     base = manifest.model
     folder = files.resolve(base.source, base.revision, home)

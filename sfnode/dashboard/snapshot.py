@@ -60,7 +60,7 @@ class Now(NamedTuple):
 
     @property
     def known(self) -> int:
-        """Number of updates that the node had in the same answer as its neighbours."""
+        """Number of updates that the node had when it described its neighbours."""
         return self.swarm.nodes[0].known
 
 

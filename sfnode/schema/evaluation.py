@@ -1,4 +1,4 @@
-"""Measurements of a model. Their types are the same from the task that computes them to the dashboard."""
+"""Types of a model's measurements, from the task that computes them to the dashboard that shows them."""
 
 from __future__ import annotations
 

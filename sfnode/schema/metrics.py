@@ -1,4 +1,4 @@
-"""Metrics, the trained quantity and a node's work in words, the same in every view.
+"""Describes metrics, the trained quantity and a node's work in words that are the same in every view.
 
 Imports only the standard library.
 """

@@ -63,8 +63,8 @@ class Wait(StrEnum):
 
 
 class RunHealth(StrEnum):
-    """Verdicts on an organised run's model. Two results on the validation rows differ if the difference
-    exceeds noise."""
+    """Verdicts on an organised run's model. They compare results on the validation rows, and ignore
+    differences within the noise."""
 
     UNKNOWN = "unknown"
     """Nothing was evaluated, or nothing can be compared."""

@@ -26,7 +26,7 @@ class EvalResult(Answer):
     run_id: str
     updates: int
     digest: str
-    """At a seal the core digest (SPEC D5) of the updates that it counts, otherwise the state digest."""
+    """Core digest (SPEC D5) of the updates that the seal counts; without a seal, the state digest."""
     seal: int | None
     """Epoch of the seal whose model was evaluated; None in an open run, and with --as-of-now."""
     before: Evaluation
