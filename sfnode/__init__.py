@@ -1,9 +1,9 @@
 """sfnode: a peer-to-peer daemon that trains language models by SeedFlood (arXiv 2602.18181).
 
-As a library it has these names, each loaded when it is first used (docs/library.md has an example of each).
-`Manifest` describes a run, and `Settings` describe a node. `Node` is a node in this process, `Client` and
-`SyncClient` talk to a node in another process, and `LocalSwarm` runs several nodes on this machine. `Trainer`
-trains without a network. `UpdateLog` reads the updates of a run.
+As a library it has the following names, each of which is loaded when it is first used (docs/library.md has an
+example of each). `Manifest` describes a run, and `Settings` describe a node. `Node` is a node in this
+process, `Client` and `SyncClient` talk to a node in another process, and `LocalSwarm` runs several nodes on
+this machine. `Trainer` trains without a network. `UpdateLog` reads the updates of a run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MODULES = {
     "Trainer": "sfnode.engine.trainer",
     "UpdateLog": "sfnode.store.log",
 }
-"""Module that defines each name."""
+"""Modules, keyed by the name that each defines."""
 
 
 def __getattr__(name: str) -> Any:

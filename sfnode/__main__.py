@@ -1,4 +1,4 @@
-"""`python -m sfnode` is `sfnode`."""
+"""Entry point for `python -m sfnode`, the same as `sfnode`."""
 
 from sfnode.cli.main import main
 

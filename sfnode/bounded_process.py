@@ -1,9 +1,9 @@
 """Runs a program in a process with bounded time and memory: a line of JSON in, a line of JSON out.
 
 The code of a stranger's model runs in such a program: chat templates, tokenizers, and building a model from a
-configuration. The caller starts the process at the first request, watches its memory, and starts another
-after a request has brought it down. The program ends itself when an answer takes too long, after a while
-without requests, and at the end of its standard input. This module does not know the requests.
+configuration. The caller starts the process at the first request, watches its memory, and starts a new
+process after a request has brought down the old one. The program ends itself when an answer takes too long,
+after a while without requests, and at the end of its standard input. This module does not know the requests.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ import psutil
 from sfnode.descriptors import patiently
 
 LOOK = 0.02
-"""Seconds between two looks at the memory of a process that works. Most answers come earlier."""
+"""Seconds between two checks of the memory of a working process. Most answers arrive before the first
+check."""
 
 GONE = 5.0
-"""Maximum time, in seconds, between the end of a process's output and its own end, on the slowest machine."""
+"""Maximum time, in seconds, from the end of a process's output to its exit, on the slowest machine."""
 
 NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""The bound that was broken, keyed by the exit status. If memory is short, a library aborts the process or
-the system kills it."""
+"""Names of the broken bounds, keyed by the exit status of the process. Without enough memory, a library
+aborts the process or the system kills it."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-"""Environment variables of a bounded process: one thread, because stacks count as memory, and no network."""
+"""Environment variables of a bounded process. It has one thread, because threads' stacks count as memory, and
+no network."""
 
 
 class BoundedProcess:
-    """A program in a bounded process. It answers requests of any thread, one at a time."""
+    """A program in a bounded process. Any thread may send it requests; it answers one at a time."""
 
     def __init__(
         self,
@@ -56,8 +58,8 @@ class BoundedProcess:
         opening: Callable[[], Any] | None = None,
     ) -> None:
         """`program` is the name of a module that calls `serve`. An answer may take `seconds` of processor
-        time, and the process `memory` bytes. It ends after `idle` seconds (0: never) without a request.
-        `opening` makes the first request to a new process."""
+        time. The process may take `memory` bytes, and ends after `idle` seconds without a request (0: never).
+        `opening` returns the first request to each new process."""
         self._program = program
         self._bounds = seconds, memory, idle
         self._opening = opening
@@ -67,8 +69,8 @@ class BoundedProcess:
     def ask(self, request: Any) -> dict[str, Any]:
         """Return the reply to a request, which JSON can express.
 
-        It has the key `refused` with a reason if the program raised an error. It has the key `broke` with a
-        reason if the program broke a bound or brought its process down.
+        The reply has the key `refused` with a reason if the program raised an error. It has the key `broke`
+        with a reason if the program broke a bound or ended its process.
         """
         with self._lock:
             while True:
@@ -82,7 +84,7 @@ class BoundedProcess:
             self._end()
 
     def _ask(self, request: Any) -> dict[str, Any] | None:
-        """Return the reply; None if the process has ended for lack of requests."""
+        """Return the reply; None if the process ended itself because no request came for too long."""
         if self._process is not None and self._process.poll() is not None:
             self._end()  # it was killed, or it ended for lack of requests
         if self._process is None:
@@ -113,7 +115,8 @@ class BoundedProcess:
         return {"broke": ENDS.get(status, "it brings down the process that it runs in")}
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for an answer, or for the process to end; return False if it takes too much memory."""
+        """Wait for an answer, or for the process to end. Return False if the process takes too much
+        memory."""
         with selectors.PollSelector() as selector:  # which takes no descriptor
             selector.register(process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
             while not selector.select(LOOK):
@@ -128,7 +131,7 @@ class BoundedProcess:
 
 
 def failed(reply: dict[str, Any]) -> bool:
-    """Return whether a reply has no answer."""
+    """Return whether a reply gives a reason instead of an answer."""
     return "broke" in reply or "refused" in reply
 
 
@@ -167,14 +170,15 @@ def _memory(process: int) -> int:
 
 
 LONGEST_REASON = 4_000
-"""Maximum length of a refusal's reason, in characters. A longer one is a stranger's text."""
+"""Maximum length of a refusal's reason, in characters. A longer reason is a stranger's text, and is cut."""
 
 Answer = Callable[[Any], dict[str, Any]]
-"""Returns the reply to a request. It may raise any error, as it runs a stranger's program."""
+"""Function that returns the reply to a request. It may raise any error, because it runs a stranger's
+program."""
 
 
 def serve(answer: Answer) -> None:
-    """Answer requests until there are no more, each within the bounds that the command line names."""
+    """Answer requests until the end of standard input, within the bounds that the command line gives."""
     seconds, memory, idle = map(float, sys.argv[1:])
     with suppress(ValueError, OSError):  # macOS has no such limit; the caller checks the memory, too
         most = int(memory) + _address_space()
@@ -191,7 +195,7 @@ def serve(answer: Answer) -> None:
 
 
 def _address_space() -> int:
-    """Return the bytes that this process has taken for its libraries; 0 where that is unknown."""
+    """Return the size of this process's address space, in bytes; 0 where it is unknown."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     return 0

@@ -38,10 +38,10 @@ LOG_GRACE = 0.5
 """Maximum time, in seconds, for which a node that ends waits for its loggers."""
 
 MakeTransport = Callable[["Settings", DataDir, tuple[str, ...]], Transport]
-"""Makes the transport from settings, folder and bootstrap addresses."""
+"""Function that makes the transport from the settings, the data folder and bootstrap addresses."""
 
 LIBP2P = "sfnode.transport.libp2p.transport"
-"""The module of the usual transport. It imports hivemind and torch, which takes seconds."""
+"""Module of the default transport. It imports hivemind and torch, which takes seconds."""
 
 
 class Node:
@@ -74,7 +74,7 @@ class Node:
     async def start(self) -> None:
         """Join the run. Return once the node is on the network, while its model is still being loaded.
 
-        Raises UserError for whatever the user can act on, and RuntimeError if `stop` is called meanwhile.
+        Raises UserError for errors that the user can fix, and RuntimeError if `stop` is called meanwhile.
         After an error nothing is left running.
         """
         if self._life is not None:
@@ -94,10 +94,10 @@ class Node:
         self._life.result()  # raises the error that kept the node from joining
 
     async def wait(self) -> None:
-        """Wait for the node's end. Raises the fault that ended it.
+        """Wait for the node's end. Raises the error that ended it.
 
-        It ends after `leave` or `finish` (called here or through the control socket), and when it has
-        fulfilled its settings. A cancelled start counts as an end, too.
+        It ends after `leave` or `finish` (called here or through the control socket), and when it has done
+        what its settings ask, such as `steps`. A cancelled start counts as an end, too.
         """
         if self._life is None:
             raise RuntimeError("the node was not started")
@@ -116,7 +116,7 @@ class Node:
     async def stop(self) -> None:
         """Leave, and wait for the end. Does nothing to a node that has ended or was never started.
 
-        Cancels a start that another task awaits. Raises the fault that ended the node.
+        Cancels a start that another task awaits. Raises the error that ended the node.
         """
         if self._life is None:
             return
@@ -133,7 +133,7 @@ class Node:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop. Raises the fault that ended the node unless it is being raised already."""
+        """Stop. Raises the error that ended the node, unless that error is being raised already."""
         try:
             await self.stop()
         except BaseException as fault:
@@ -141,7 +141,7 @@ class Node:
                 raise
 
     async def _live(self, joined: asyncio.Future[None]) -> None:
-        """Start the node's parts in order, and run. The stack takes them apart in reverse order."""
+        """Start the node's parts in order, and run. The exit stack closes them in reverse order."""
         settings = self.settings
         async with AsyncExitStack() as stack:
             data_dir = await startup.in_thread(
@@ -214,7 +214,7 @@ class Node:
 
     @property
     def control_socket(self) -> Path:
-        """Path at which `Client` finds this node. It is the same before and after the node runs."""
+        """Path at which `Client` finds this node. It is known before the node runs, and stays the same."""
         return control_socket_path(self.settings.data_dir)
 
     def addresses(self) -> list[str]:
@@ -222,7 +222,7 @@ class Node:
         return self.running.transport.addresses()
 
     def status(self) -> Status:
-        """The node's status as of now, the same as `sfnode status --json`."""
+        """Return the node's current status, the same as `sfnode status --json`."""
         return self.running.status()
 
     async def evaluate(
@@ -231,9 +231,9 @@ class Node:
         """Measure the model of the last seal (open run: the present model), or the `base` model, on the test
         rows.
 
-        `limit` is the number of rows; 0 means the manifest's number. `probe`: also measure a linear probe,
-        where a linear head alone is trained. Waits for the model to be loaded. Raises UserError BAD_OPTION
-        for a relay, PAUSED, and DATA_NEEDED for a run without test data.
+        `limit` is the number of rows; 0 means the manifest's number. With `probe`, a linear probe is
+        measured, too, if only a linear head is trained. Waits for the model to be loaded. Raises UserError
+        BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
         """
         return await self.running.evaluate(base, limit, calibrated, probe)
 
@@ -243,12 +243,12 @@ class Node:
         return await self.running.generate(prompt, tokens)
 
     async def digest(self) -> CoreStatus:
-        """Return the state digest and the core digest of one moment."""
+        """Return the state digest and the core digest of the same state."""
         return await self.running.core_status()
 
 
 def call_off(life: asyncio.Task[None]) -> None:
-    """Cancel a start once. A second time would interrupt the cleanup."""
+    """Cancel a start once. A second cancellation would interrupt the cleanup."""
     if not life.cancelling():
         life.cancel()
 

@@ -1,5 +1,5 @@
-"""Daemon threads, which the end of the process does not wait for. A call that hangs in one costs its caller
-the answer, but not the whole process."""
+"""Daemon threads, for which the process does not wait at its end. If a call hangs in such a thread, its
+caller gets no answer, but the process can still end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 class DaemonExecutor(Executor):
     """An executor of one daemon thread, which does one job after another.
 
-    The thread begins with the first job. Unlike a thread of a `ThreadPoolExecutor`, it keeps no process from
-    ending.
+    The thread begins with the first job. Unlike a thread of a `ThreadPoolExecutor`, it does not keep the
+    process from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,7 +46,7 @@ class DaemonExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread once it has done all jobs that it was given. With `wait`, wait until then."""
+        """End the thread once it has done all jobs that it was given. With `wait`, wait for its end."""
         self._jobs.put(None)
         if wait and self.thread:
             self.thread.join()

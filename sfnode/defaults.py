@@ -20,10 +20,11 @@ KEYS_DIR = Path("~/.local/share/sfnode/keys")
 folder, which may be copied, shared or thrown away."""
 
 PROFILES = Path("~/.local/share/sfnode/profiles")
-"""Folder of the data folders that have names (`--profile`)."""
+"""Parent folder of the data folders that have names (`--profile`)."""
 
 FOLDERS = Path("~/.local/share/sfnode/folders")
-"""List of the data folders in which nodes of this user ran, one path a line; `sfnode list` reads it."""
+"""File that lists the data folders in which nodes of this user ran, one path a line. `sfnode list` reads
+it."""
 
 CONFIG = Path("~/.config/sfnode/config.toml")
 """The configuration file."""
@@ -32,20 +33,21 @@ UNITS = Path("~/.config/systemd/user")
 """The folder of this user's systemd units."""
 
 XDG = {"~/.config": "XDG_CONFIG_HOME", "~/.local/share": "XDG_DATA_HOME"}
-"""Environment variables of the XDG base directory specification, keyed by the folder in the defaults above
-that each replaces."""
+"""Environment variables of the XDG base directory specification, keyed by the default folder that each of
+them replaces."""
 
 
 def in_xdg_home(path: Path) -> Path:
-    """Return a path below one of the XDG folders, moved to where its variable points."""
+    """Return a path below one of the XDG folders, moved below the folder that the environment variable
+    names."""
     base = next(base for base in XDG if path.is_relative_to(base))
     home = Path(os.environ.get(XDG[base], ""))
     return home / path.relative_to(base) if home.is_absolute() else path.expanduser()
 
 
 def located(path: Path) -> Path:
-    """Return a path with `~` expanded. A default is moved to where the XDG variables point, unless only the
-    path without these variables exists."""
+    """Return a path with `~` expanded. A default path is moved by `in_xdg_home`, unless only the path in the
+    home folder exists."""
     if path not in (DATA_DIR, KEYS_DIR, PROFILES, FOLDERS, CONFIG):
         return path.expanduser()
     new, old = in_xdg_home(path), path.expanduser()
@@ -53,14 +55,15 @@ def located(path: Path) -> Path:
 
 
 OPEN_WORK_BITS = 21
-"""Proof of work that `sfnode init` requires for a feed of an open run, in bits: two million hashes, 0.6 to 2
-s of a core."""
+"""Proof of work, in bits, that `sfnode init` requires for a feed of an open run. 21 bits are two million
+hashes, which take a core 0.6 to 2 s."""
 
 DEFAULT_LOSS: Literal["plain", "centred"] = "centred"
 """Default loss of a task with classes (SPEC T5)."""
 
 SEARCH = True
-"""Whether an organiser chooses factors and rates by line searches, if the run has validation rows."""
+"""Whether an organiser by default chooses factors and learning rates with line searches, if the run has
+validation rows."""
 
 LOCALHOST = "127.0.0.1"
 """Default address at which a node serves its dashboard and metrics."""

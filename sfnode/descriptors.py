@@ -1,4 +1,5 @@
-"""File descriptors: raises their limit as far as the system allows, and waits while none is left."""
+"""File descriptors: raises their maximum number as far as the system allows, and waits while all are in
+use."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from typing import TypeVar
 from sfnode.logging import log
 
 MACOS_MOST = 10_240
-"""Maximum number of descriptors of a macOS process without a limit (OPEN_MAX)."""
+"""Maximum number of descriptors (OPEN_MAX) of a macOS process whose limit is infinite."""
 
 PAUSE = 1.0
 """Pause, in seconds, before another attempt to open something."""
 
 OPENED_BY_SQLITE = 4
-"""Maximum number of files that SQLite opens for a statement: database, WAL, its index, one for sorting."""
+"""Maximum number of files that SQLite opens for a statement: the database, its write-ahead log, the index of
+that log, and one for sorting."""
 
 _SQLITE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
-"""Errors by which SQLite says that it could not open something."""
+"""Result codes with which SQLite reports that it could not open a file."""
 
 _PRIMARY = 0xFF
 """Mask of the low byte of an extended SQLite result code, which is the primary code."""
@@ -50,7 +52,7 @@ def limit() -> int:
 
 
 def are_lacking(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, came from a lack of descriptors."""
+    """Return whether an error, or its cause, was due to a lack of descriptors."""
     while error is not None and not isinstance(error, OSError | sqlite3.OperationalError):
         error = error.__cause__
     if isinstance(error, OSError):
@@ -60,8 +62,8 @@ def are_lacking(error: BaseException | None) -> bool:
 
 
 def _hardly_any_left() -> bool:
-    """Return whether the files that SQLite opens for a statement cannot be opened now. This is tried, because
-    SQLite does not say why it failed."""
+    """Try to open as many files as SQLite does for a statement, and return whether that fails. SQLite itself
+    does not report why it failed."""
     opened: list[int] = []
     try:
         for _ in range(OPENED_BY_SQLITE):
@@ -75,9 +77,9 @@ def _hardly_any_left() -> bool:
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Return the result of `work`, which is repeated while it fails for lack of descriptors.
+    """Call `work` repeatedly while it fails for lack of descriptors, and return its result.
 
-    Blocks meanwhile, because other programs of the machine may hold the descriptors, and will release some.
+    Blocks meanwhile: other programs on the machine may hold the descriptors, and will release some.
     """
     told = False
     while True:

@@ -1,8 +1,8 @@
 """Starts a program that dies with its parent: `python die_with_parent.py PARENT_PID PROGRAM ARGUMENTS...`
 
-A node killed with SIGKILL must not leave its p2pd behind, holding the port. This runs between fork and exec
-as a process of its own, because Python code between the two can deadlock in a process with threads. It is
-started by path under `python -I -S` and imports nothing of sfnode.
+A node killed with SIGKILL must not leave its p2pd behind, holding the port. This program takes the place of
+Python code between fork and exec, which can deadlock in a process with threads. It is started by path under
+`python -I -S` and imports nothing of sfnode.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""Request of <linux/prctl.h>: send a signal when the parent *thread* ends; it survives exec."""
+"""Option of prctl(2): send this process a signal when the parent *thread* ends. It stays set after exec."""
 
 
 def tied(command: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Numbered errors (SF010 to SF092) that a user sees: what happened and why, and what to do about it.
 
-Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
-numbers are stable; docs/errors.md describes each.
+Every failure that a user, a peer or a full disk can cause is reported as one of these errors, never as a
+traceback. The numbers are stable; docs/errors.md describes each.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class Code(IntEnum):
 
 
 NO_ANSWER = (Code.NODE_NOT_RUNNING, Code.NODE_NOT_ANSWERING)
-"""Numbers of the errors that mean that a node does not answer."""
+"""Numbers of the errors for a node that does not answer."""
 
 
 class UserError(Exception):
     """An error that the user can act on.
 
-    `code` is its number, `what` the event and its cause, and `fix` the advice. Both texts may quote others,
-    so invisible characters in them are escaped.
+    `code` is its number, `what` the event and its cause, and `fix` the advice. `what` and `fix` may quote
+    other people, so invisible characters in them are escaped.
     """
 
     def __init__(self, code: Code, what: str, fix: str) -> None:

@@ -28,22 +28,23 @@ from sfnode.printable import size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0
-"""Time limit for resolving the name and connecting, in seconds. A lost first packet is sent again after 1 s,
-a second one after 3 s."""
+"""Time limit for resolving the name and connecting, in seconds. If packets are lost, the system sends them
+again after 1 s and after 3 s."""
 
 MAX_WEIGHTS = MAX_LISTING // HASH_BYTES * PIECE
 """Maximum size of a model, 512 GiB. A larger model has no listing and cannot be shared (SPEC B1)."""
 
 MAX_OTHER_FILE = 256 << 20
-"""Maximum size of a file without weights, in bytes. Such a file is read into memory as a whole; the largest
-take 40 MB."""
+"""Maximum size, in bytes, of a file other than weights. Such a file is read into memory as a whole. The
+largest known ones take 40 MB."""
 
 SLACK = 16 << 20
-"""Maximum number of bytes that may arrive beyond 1.25 times the announced size, because interrupted transfers
-request bytes again."""
+"""Number of bytes by which a download may exceed 1.25 times the announced size. It may, because interrupted
+transfers request bytes again."""
 
 REVISION = re.compile(r"|refs/convert/parquet|(?!\.)[\w.-]{1,100}", re.ASCII)
-"""Names of commits, branches and tags that may be requested: another person's manifest may name any."""
+"""Pattern of the commits, branches and tags that may be requested. A stranger's manifest may name any
+text."""
 
 WEIGHTS = ".safetensors"
 """File name extension of weights."""
@@ -76,7 +77,7 @@ def unreachable() -> str | None:
 
 
 def _address(endpoint: str) -> tuple[str, int]:
-    """Return the host and port for connections to this URL: its own, or its proxy's."""
+    """Return the host and port to connect to for this URL: its own, or those of its proxy."""
     hub = urlsplit(endpoint)
     host = hub.hostname or ""
     proxies = {} if proxy_bypass(host) else getproxies()
@@ -98,9 +99,9 @@ def _connect(address: tuple[str, int], connected: threading.Event) -> None:
 def download(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
     """Download the files of a model (or a "dataset") whose names match `patterns`, and return their folder.
 
-    First their sizes are compared with our limits and with the free disk space. While they arrive, their
-    sizes are compared with the announced ones. Raises UserError MODEL_TOO_LARGE or DISK_FULL, and any error
-    of the library.
+    Before the download, the announced sizes are compared with our limits and with the free disk space. During
+    the download, the received sizes are compared with the announced ones. Raises UserError MODEL_TOO_LARGE or
+    DISK_FULL, and any error of the library.
     """
     try:
         found = offered(source, revision, patterns, kind)
@@ -131,7 +132,8 @@ def _snapshot(source: str, revision: str, patterns: Sequence[str], kind: str, **
 
 
 def commit_of(source: str, revision: str, kind: str) -> str:
-    """Return the commit that a revision names now (empty: the newest). Raises any error of the library."""
+    """Return the commit to which a revision refers now. An empty `revision` is the newest commit. Raises any
+    error of the library."""
     return str(HfApi().repo_info(source, revision=revision or None, repo_type=kind).sha)
 
 

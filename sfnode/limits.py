@@ -14,23 +14,25 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 UNITS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-"""Suffixes of sizes: powers of ten, as for network rates."""
+"""Factors of sizes, keyed by suffix. They are powers of ten, as for network rates."""
 
 MEGABYTE = 1_000_000
 """Bytes in a megabyte."""
 
 MIN_RATE = 1_000
-"""Minimum of a rate, in bytes per second. Below it, regular messages take longer than a link may be
-silent."""
+"""Minimum of `upload_rate` and `download_rate`, in bytes per second. Below it, a regular message takes longer
+than a link may be silent."""
 
 DAY = 24 * 60
 """Number of minutes in a day."""
 
 MAX_THREADS = 1024
-"""Maximum of `threads`, above the cores of any machine. A process with a million threads would die."""
+"""Maximum of `threads`, which no machine's number of cores exceeds. A process with a million threads would
+die."""
 
 _MAX_DIGITS = 15
-"""Maximum number of digits of a size: petabytes, which a float still holds."""
+"""Maximum number of digits of a size before the decimal point. A float represents whole numbers of 15 digits
+exactly."""
 
 
 def _size(value: Any) -> Any:
@@ -60,7 +62,7 @@ def _hours(value: Any) -> Any:
 
 
 class Hours:
-    """Intervals of the day in local time, to the minute. An interval may pass midnight."""
+    """Intervals of the day in local time, to the minute. An interval may extend past midnight."""
 
     def __init__(self, text: str) -> None:
         """Parse intervals such as `22:00-07:00, 12:00-13:00`. Raises ValueError."""
@@ -131,7 +133,8 @@ class Limits(BaseModel):
     download_rate: Rate | None = None
 
     def changed(self, changes: Mapping[str, Any]) -> Limits:
-        """Return these limits with some replaced; None removes one. Raises pydantic's ValidationError."""
+        """Return these limits with `changes`, in which None removes a limit. Raises pydantic's
+        ValidationError."""
         wanted = self.in_force() | dict(changes)
         return Limits.model_validate({name: value for name, value in wanted.items() if value is not None})
 

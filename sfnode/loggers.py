@@ -1,8 +1,8 @@
 """Destinations for the numbers of a training run: `jsonl:FILE`, `tensorboard:FOLDER`, `wandb:PROJECT`.
 
-All share one wrapper with a thread of its own, so that its callers never wait and never fail. An error of a
-disk, a network or a library costs a line in the log and some records. Optional packages are imported only
-when they are used.
+All share one wrapper with a thread of its own, so that its callers never wait and never fail. After an error
+of a disk, a network or a library, a line is logged and some records are lost. Optional packages are imported
+only when they are used.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ Kind = Literal["step", "epoch", "evaluation", "traffic"]
 
 @dataclass(frozen=True, slots=True)
 class LoggedRecord:
-    """Numbers that were measured at the same time."""
+    """A record of values that were measured at the same time."""
 
     kind: Kind
     step: int
-    """Position on the x-axis: updates known to a node, or local steps of a simulated client."""
+    """Position on the x-axis: number of updates known to a node, or of local steps of a simulated client."""
     values: Mapping[str, float]
-    """Numbers, keyed by name in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
+    """Measured values, keyed by name in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
 
 
 class Logger(Protocol):
     """Interface of a destination for records."""
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        """Begin a run, once, with its name and the settings that produced its numbers."""
+        """Begin a run, once, with its name and the settings that produced its measurements."""
 
     def record(self, record: LoggedRecord) -> None:
-        """Write a record. Must not block for long. Raises nothing for the errors of others."""
+        """Write a record, without blocking for long. Errors of a disk, a network or a library may be
+        raised."""
 
     def close(self) -> None:
         """Write all remaining records, and end."""
 
 
 MAX_WAITING = 1024
-"""Maximum number of waiting records, 1 MB: an hour of a node while a logger waits for its network."""
+"""Maximum number of waiting records, 1 MB. A node makes as many in an hour, for which a logger may lack its
+network."""
 
 PATIENCE = 10.0
 """Default time that `close` waits for remaining records, in seconds."""
@@ -70,7 +72,7 @@ class BackgroundLogger:
     it does nothing."""
 
     def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
-        """Take over `loggers`, each of which is keyed by its name in log messages."""
+        """`loggers` are keyed by their name in log messages. This object closes them."""
         self.dropped = 0
         """Number of dropped records."""
         self._writers = [_Writer(name, logger) for name, logger in loggers.items()]
@@ -80,7 +82,7 @@ class BackgroundLogger:
         self._thread = threading.Thread(target=self._work, name="loggers", daemon=True)
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        """Begin a run with all loggers. Its name may be a stranger's text, so it is made printable and
+        """Begin a run with all loggers. The run's name may be a stranger's text, so it is made printable and
         short."""
         if self._writers:
             self._thread.start()
@@ -139,7 +141,8 @@ class _Writer:
         self._failed = 0
 
     def attempt(self, work: Callable[[_Writer], None]) -> None:
-        """Do some work, and log its failures: the first one, and again whenever their number doubled."""
+        """Do some work, and log its failures: the first one, and again whenever the number of failures has
+        doubled."""
         try:
             work(self)
         except Exception as error:  # any error of a library
@@ -159,7 +162,8 @@ class _Writer:
         self._logger.close()
 
     def _begun(self) -> None:
-        """Begin the run if that did not succeed before: a failure without a network may be over now."""
+        """Begin the run unless an earlier attempt succeeded. Without a network it fails, and is tried again
+        later."""
         if self._begin:
             self._begin()
             self._begin = None
@@ -173,8 +177,8 @@ def _tells(count: int) -> bool:
 
 
 class JsonLines:
-    """Lines in a file: `{"run", "time", "settings"}` for each start, `{"kind", "step", "time", "values"}` for
-    each record. Numbers that JSON lacks are the strings `nan`, `inf` and `-inf`."""
+    """Writes lines to a file: `{"run", "time", "settings"}` for each start, `{"kind", "step", "time",
+    "values"}` for each record. Values that are not finite are the strings `nan`, `inf` and `-inf`."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be appended to."""
@@ -193,7 +197,7 @@ class JsonLines:
         self._file.close()
 
     def _write(self, said: Mapping[str, Any]) -> None:
-        """Append a line. Raises OSError; the next line is complete again."""
+        """Append a line, after ending a line that was cut off. Raises OSError."""
         line = b"\n" * self._torn + json.dumps(said, default=str).encode() + b"\n"
         self._torn = True
         written = self._file.write(line)
@@ -217,10 +221,10 @@ def _plain(value: float) -> float | str:
 
 
 class TensorBoard:
-    """Event files in a folder: a scalar `kind/name` for each number, and the run's settings as text.
+    """Writes event files to a folder: a scalar `kind/name` for each value, and the run's settings as text.
 
-    Uses the writer of the `tensorboard` package without its thread: errors must reach our own thread. torch's
-    writer needs that package, too.
+    Uses the writer of the `tensorboard` package without the writer's thread, because errors must reach our
+    own thread. torch's writer would need that package, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -285,11 +289,12 @@ may."""
 
 
 class WeightsAndBiases:
-    """One run of a project. Without credentials it is an offline run, which `wandb sync` uploads later.
-    WANDB_MODE, WANDB_DIR and other variables say where runs go.
+    """Writes to one run of a wandb project. Without credentials it is an offline run, which `wandb sync`
+    uploads later. WANDB_MODE, WANDB_DIR and other variables determine where runs are written.
 
-    wandb starts a process for its network traffic; it ends with ours. By default wandb also sends the command
-    line (which may hold an invitation), the git state and standard output. All of that is switched off.
+    wandb starts a process for its network traffic, which ends with ours. By default wandb also sends the
+    command line (which may hold an invitation), the git state and standard output. All of that is switched
+    off.
     """
 
     def __init__(self, project: str) -> None:
@@ -327,7 +332,7 @@ class WeightsAndBiases:
 
 
 PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""Form of a project's name, which becomes the name of a file: wandb takes such a name unchanged."""
+"""Pattern of a project's name. wandb uses such a name unchanged, also as the name of a file."""
 
 
 def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
@@ -362,7 +367,7 @@ def _opened(said: str) -> Logger:
 
 
 def missing(extra: str, what: str, error: ImportError) -> UserError:
-    """Return the error for a missing package of an extra that `what` needs."""
+    """Return the error for a missing package that `what` needs and that is installed with `extra`."""
     return UserError(
         Code.EXTRA_MISSING,
         f"{what} needs a package that is not installed: {error}",

@@ -1,7 +1,8 @@
-"""Logging: one logger for all of sfnode; two formats that the command line sets up, never an import.
+"""Logging: one logger for all of sfnode, and two formats. Only the command line sets them up; importing
+sfnode does not.
 
 Text is for people. JSON is for programs: one object per line, whatever a message or an exception contains.
-Neither passes on invisible characters that peers write.
+Neither format contains invisible characters that peers have written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from sfnode.errors import UserError
 from sfnode.printable import LONGEST, paragraph, printable
 
 log = logging.getLogger("sfnode")
-"""The logger of the whole package. Without `set_up_logging` it goes where the host program sends its logs."""
+"""The logger of the whole package. Without `set_up_logging`, its records go where the host program sends its
+own."""
 
 FORMATS = ("text", "json")
 """Values of `--set log.format`."""
@@ -30,11 +32,12 @@ _ORDINARY = (
     | {BEGINS}
     | {"message", "asctime", "taskName", "color_message"}
 )
-"""Attributes of every record; any other was given as `extra` and is a field."""
+"""Attributes of every log record. Any other attribute was passed as `extra`, and is written as a field."""
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """A handler for the current `sys.stderr`: while a progress bar replaces it, lines go above the bar."""
+    """A handler that writes to the current `sys.stderr`. While a progress bar has replaced `sys.stderr`,
+    lines are printed above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.stream is not sys.stderr:
@@ -73,13 +76,13 @@ def _plain(value: Any) -> Any:
 
 
 def begins(what: str, *arguments: object) -> None:
-    """Log the beginning of work that may take seconds, for displays of a node's present work."""
+    """Log the beginning of work that may take seconds, for displays that show a node's current work."""
     log.info(what, *arguments, extra={BEGINS: True})
 
 
 def set_up_logging(level: str, form: str = "text") -> None:
-    """Send the log to standard error; from other libraries only warnings. Changes the global logging, so only
-    the command line calls it."""
+    """Send the log to standard error, with only the warnings of other libraries. Changes Python's global
+    logging, so only the command line calls it."""
     handler = _Stderr()
     text = TextFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
@@ -91,8 +94,8 @@ def set_up_logging(level: str, form: str = "text") -> None:
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return False for records of requests that are not HTTP, so that they are dropped. Such requests are
-    answered with 400 and are no fault of ours."""
+    """Return False for log records of requests that are not HTTP, so that these records are dropped. Such
+    requests are answered with 400, and are no fault of ours."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

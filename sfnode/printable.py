@@ -1,4 +1,4 @@
-"""Text of others made safe for terminals, logs and shells; and JSON and TOML of others, read safely.
+"""Makes strangers' text safe for terminals, logs and shells, and reads strangers' JSON and TOML safely.
 
 A peer, a model's files, a data set or a library's message may hold any character. Some characters erase the
 screen, set its title, reverse the direction of writing or forge a line. Text passes through this module
@@ -17,21 +17,21 @@ import shlex
 from typing import Any
 
 LONGEST = 4_000
-"""Maximum length of an error or of a line of the log, two screens, in characters. A longer text is a
-stranger's, or a list that nobody reads to its end."""
+"""Maximum length of an error or of a log line, in characters: two screens. A longer text is a stranger's, or
+a list that nobody reads to its end."""
 
 INDENT = "\n    "
 
 SHORT_KEY = 8
-"""Hex digits of a key that are shown beside a name, because two members may have the same name."""
+"""Number of hex digits of a key that are shown beside a name, because two members may have the same name."""
 
 
 def printable(text: str) -> str:
-    """Return a text in which all characters but visible ones and line breaks are escaped, as in JSON.
+    """Return `text` with all characters other than visible ones and line breaks escaped, as in JSON.
 
-    That escapes whatever Python does not call printable: control characters, characters without a width,
-    characters that change the direction of writing, lone surrogates and private ones. JSON text keeps its
-    meaning.
+    Characters that Python does not call printable are escaped: control characters, characters without a
+    width, characters that change the direction of writing, lone surrogates and private-use characters. JSON
+    text keeps its meaning.
     """
     if text.isprintable():
         return text
@@ -55,7 +55,7 @@ def first_line(error: Exception) -> str:
 
 
 def called(key: str, name: str | None) -> str:
-    """Return an origin by its display name, which proves nothing (SPEC K1), and the beginning of its key,
+    """Format an origin as its display name, which proves nothing (SPEC K1), and the beginning of its key,
     which commands accept: `Ada (5e6f7a8b)`."""
     return f"{name} ({key[:SHORT_KEY]})" if name else key
 
@@ -83,7 +83,7 @@ def size_text(count: float) -> str:
 
 
 def part_of(part: int, whole: int) -> str:
-    """Format a part of a whole: `454 of 1,000`. An excess is added: `1,000 and 46 more`."""
+    """Format a part of a whole: `454 of 1,000`. A part that exceeds the whole is `1,000 and 46 more`."""
     return f"{part:,} of {whole:,}" if part <= whole else f"{whole:,} and {part - whole:,} more"
 
 
@@ -114,7 +114,7 @@ def pace(number: float | None) -> str:
 
 
 _DEEP = "it is nested too deeply"
-"""Reason for refusing deeply nested text: Python's readers recurse and end with RecursionError."""
+"""Reason for refusing deeply nested text, for which Python's recursive parsers raise RecursionError."""
 
 
 def read_json(data: bytes | str) -> Any:

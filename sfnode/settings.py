@@ -31,7 +31,7 @@ def _name(value: str) -> str:
 
 
 def _url(value: str) -> str:
-    """Return the URL if a link may name it (SPEC N6). Raises ValueError."""
+    """Return the URL if an invitation link may contain it (SPEC N6). Raises ValueError."""
     if value and not invitation.is_url(value):
         raise ValueError(f"give it as {invitation.URL_FORM}")
     return value
@@ -49,18 +49,19 @@ MAX_INVITATION = 75
 """Maximum length of an invitation: a number of ten digits, a colon, and a secret of 16 to 32 bytes in hex."""
 
 MAX_DEVICES = 16
-"""Maximum number of devices of a node: as many GPUs as the largest machines have. Each has a replica of the
-model and a thread. On a CPU, whose cores all replicas share, far fewer are useful."""
+"""Maximum number of devices of a node: as many GPUs as the largest machines have. Each device has a replica
+of the model and a thread. On a CPU, whose cores all replicas share, far fewer replicas are useful."""
 
 Name = Annotated[str, AfterValidator(_name)]
 
 
 HEAD_QUERIES = 64
-"""Default number of mini-batches in a step of a run that trains only a head. Together they cost little more
-than one, and in a segment of 64 an update takes 2.5 bytes (SPEC S4)."""
+"""Default number of mini-batches in a step of a run that trains only a head. 64 mini-batches cost little more
+than one, and in a segment of 64 updates each takes 2.5 bytes (SPEC S4)."""
 
 EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
-"""Addresses to listen on: all of this machine. A kernel without IPv6 has only the first."""
+"""Addresses to listen on: all interfaces of this machine. Without IPv6 in the kernel, only the first is
+used."""
 
 
 class Settings(Section):
@@ -189,7 +190,7 @@ class Settings(Section):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices that compute; the first one also evaluates."""
+        """Names of the devices that compute. The first device also evaluates."""
         return tuple(self.device.split(","))
 
     @field_validator("shard")

@@ -1,4 +1,4 @@
-"""Statistics on the whole run: contributions by origin and by team, and the history of the run by epochs.
+"""Statistics on the whole run: the contributions of each origin and team, and the history over epochs.
 
 They are computed on a separate thread, from the signed log and the display names of origins.
 """
@@ -23,14 +23,14 @@ from sfprotocol.messages import Feed, RunParameters, Succession
 from sfprotocol.segments import first_updates
 
 PATIENCE = 2.0
-"""Maximum time, in seconds, that one request spends on counting. The next request continues there."""
+"""Maximum time, in seconds, that one request spends on counting. The next request continues the counting."""
 
 MIN_AGE = 0.2
 """Minimum time for which an answer is reused, in seconds."""
 
 AGE_FACTOR = 10
-"""Minimum time for which an answer is reused, as a multiple of the time that computing it took. So counting
-takes at most a tenth of a core."""
+"""Minimum time for which an answer is reused, as a multiple of the time that computing it took. With 10,
+counting takes at most a tenth of a core."""
 
 MAX_TEAMS = 100
 """Maximum number of teams in an answer: more than anybody reads."""
@@ -40,7 +40,7 @@ LEADERS = 8
 
 
 class LogIndex:
-    """Statistics on one log. One thread asks for them; any thread may close the index."""
+    """Statistics on one log. One thread requests them; any thread may call `close`."""
 
     def __init__(
         self,
@@ -61,17 +61,18 @@ class LogIndex:
         self._members: dict[bytes, Ranked] = {}
         """Members, keyed by origin; empty in an open run."""
         self._has_worths = False
-        """Whether the worth of any update was measured; never in an open run."""
+        """Whether the worth of any update was measured; False in an open run."""
         self._all_worths = 0
         """Sum of the absolute worths of all members."""
         self._ranked: list[Contribution] = []
-        """All origins, the greatest worth first, then the most updates."""
+        """All origins, in descending order of worth. Origins with equal worth are in descending order of
+        updates."""
         self._find_names = names
         self._names: Mapping[bytes, Names] = {}
         self._teams: list[views.Team] = []
         self._history: dict[int, views.History] = {}
-        """The last history, keyed by the requested number of points; empty if there is none of the present
-        log."""
+        """The last history, keyed by the requested number of points; empty if none was computed from the
+        current log."""
         self._valid_until = float("-inf")
 
     def close(self) -> None:
@@ -79,7 +80,8 @@ class LogIndex:
         self._contributions.close()
 
     def origins(self, own: bytes, offset: int, limit: int, find: str) -> views.Origins:
-        """Return up to `limit` origins from rank `offset` on whose key begins with `find` (hex)."""
+        """Return up to `limit` of the origins whose key begins with `find` (hex), ordered by rank, without
+        the first `offset`."""
         self._refresh()
         found = list(enumerate(self._ranked, 1))
         if find:
@@ -94,7 +96,7 @@ class LogIndex:
         )
 
     def standing(self, own: bytes) -> views.OwnStanding:
-        """Return the contribution of one origin."""
+        """Return the contribution of this node's origin, `own`."""
         self._refresh()
         places = {one.origin: rank for rank, one in enumerate(self._ranked, 1)}
         rank, member = places.get(own), self._members.get(own)
@@ -127,14 +129,14 @@ class LogIndex:
         return views.Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
 
     def _follow(self) -> RunHistory | None:
-        """Return the history of an organised run by the current decisions."""
+        """Return the history of an organised run after reading the new decisions; None in an open run."""
         if self._decided is None:
             return None
         self._decided.names = self._find_names()
         return self._decided.read_on(self._log.control)
 
     def _refresh(self) -> None:
-        """Read the log up to its end, unless the last answer is still valid."""
+        """Read the log up to its end and compute all statistics, unless the last ones are still valid."""
         began = time.monotonic()
         if self._contributions.closed or began < self._valid_until:
             return
@@ -178,7 +180,7 @@ class LogIndex:
 
 
 def timeline_entry(entry: HistoryEntry) -> views.TimelineEntry:
-    """Return a decision in the timeline's form."""
+    """Return a decision as an entry of the timeline."""
     epoch = entry.epoch
     return views.TimelineEntry(
         **{name: getattr(entry, name) for name in Decided.model_fields},
@@ -209,7 +211,7 @@ def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[v
 
 
 def _history(contributions: Contributions, names: Mapping[bytes, Names], points: int) -> views.History:
-    """Return the sums of updates over at most `points` equal spans of epochs."""
+    """Return the numbers of updates in at most `points` equal spans of epochs."""
     ranked = contributions.ranked
     epochs = max((one.last_epoch for one in ranked), default=-1) + 1
     spans = min(points, epochs)
@@ -245,7 +247,8 @@ def _history(contributions: Contributions, names: Mapping[bytes, Names], points:
 
 
 READ_UPDATES = 512
-"""Number of updates that are read at once: in a first-order run each has hundreds or thousands of scalars."""
+"""Number of updates that are read at once. In a first-order run each update has hundreds or thousands of
+scalars."""
 
 
 class FeedCount(NamedTuple):
@@ -254,9 +257,9 @@ class FeedCount(NamedTuple):
     next: int
     """First step that is not counted."""
     epochs: dict[int, int]
-    """Number of updates, keyed by epoch. Epochs never decrease in a feed. Of the updates that a checkpoint
-    replaces, only the number with the last label is known. A plain dict of integers, which the garbage
-    collector skips: there is one for every feed."""
+    """Number of updates, keyed by epoch in ascending order. For updates that a checkpoint replaces, only the
+    number with the last label is known. It is a plain dict of integers, because there is one for every feed
+    and the garbage collector skips such a dict."""
 
 
 class Contribution(NamedTuple):
@@ -294,7 +297,7 @@ class Contributions:
     def follow(self, give_up: float) -> bool:
         """Count the updates that have arrived since the last call, and subtract the updates that were cut.
 
-        Returns False if that was not finished at `give_up` by the monotonic clock.
+        Returns False if not all were counted at the monotonic time `give_up`.
         """
         tails = self._log.unsorted_tails()
         changed = self._forget(tails)
@@ -308,7 +311,7 @@ class Contributions:
         return complete
 
     def _forget(self, tails: list[Tail]) -> set[bytes]:
-        """Remove the feeds that were cut at their first step, and return their origins."""
+        """Remove the feeds of which no update is left after a cut, and return their origins."""
         present = {tail.feed for tail in tails}
         gone = [feed for feed in self.counts if feed not in present]
         for feed in gone:
@@ -347,7 +350,8 @@ class Contributions:
     # -- ranking -----------------------------------------------------------------------------------
 
     def _rank(self, changed: set[bytes]) -> None:
-        """Move the origins with a changed contribution to their new ranks. The others stay in order."""
+        """Move the origins with a changed contribution to their new ranks. The other origins keep their
+        order."""
         cut = frozenset(record.feed.origin for record in self._log.cuts())
         changed |= cut ^ self._cut
         self._cut = cut
@@ -373,11 +377,11 @@ class Contributions:
 
 
 MAX_SAMPLES = 512
-"""Maximum number of samples of a time series, 40 KiB: more than a browser's chart has pixels for."""
+"""Maximum number of samples of a time series, 40 KiB: more than a chart in a browser can show."""
 
 RATE_WINDOW, RATE_STEPS = 10.0, 4
-"""Minimum time in seconds, and minimum number of growth steps, over which a rate is measured. A step of a
-large model on a CPU takes minutes."""
+"""Minimum time in seconds, and minimum number of increases of the count, over which a rate is measured. With
+a large model on a CPU, minutes pass between two increases."""
 
 
 class SeriesSample(NamedTuple):
@@ -386,7 +390,7 @@ class SeriesSample(NamedTuple):
     seconds: float
     """Seconds since the start."""
     known: int
-    """Updates known."""
+    """Number of updates known."""
     own_rate: float
     """Own updates per second."""
     swarm_rate: float | None
@@ -401,18 +405,18 @@ class SeriesSample(NamedTuple):
 
 
 class TimeSeries:
-    """Samples at equal intervals from the start until now. The interval doubles when there are too many
-    samples."""
+    """Samples at equal intervals from the start until now. When there are more than MAX_SAMPLES, the interval
+    is doubled and every second sample is dropped."""
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
         self._tolerance = interval / 2
-        """Tolerance, in seconds, by which a sample may come too early, because callers are never exactly on
+        """Maximum time, in seconds, by which a sample may come too early: callers are never exactly on
         time."""
         self.samples: list[SeriesSample] = []
 
     def add(self, sample: SeriesSample) -> None:
-        """Keep this sample if one is due."""
+        """Keep this sample if the interval since the last one has passed."""
         if self.samples and sample.seconds - self.samples[-1].seconds < self.interval - self._tolerance:
             return
         self.samples.append(sample._replace(loss=_finite(sample.loss)))
@@ -428,7 +432,7 @@ class Rate:
         self._counts: deque[tuple[float, float]] = deque()
 
     def update(self, now: float, count: float) -> float:
-        """Add a count and return its recent growth per second, 0 if it did not grow for long.
+        """Add a count and return its recent growth per second; 0 if it has not grown for a long time.
 
         A count that falls starts a new measurement.
         """

@@ -1,7 +1,7 @@
 """A local swarm: N nodes of a run as processes on this machine, from their start to equal digests.
 
 Starts, watches and compares the nodes; prints nothing. No node outlives the process that started it. A swarm
-never signs for another person's run: an organised run gets keys, and so an id, of its own.
+never signs decisions of another person's run: an organised run gets new keys, and therefore a new id.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from sfprotocol.decisions import Invite
 from sfprotocol.invitation import SECRET_BYTES
 
 MOST_NODES = 64
-"""Maximum number of nodes. Each loads torch; no single machine has room for more."""
+"""Maximum number of nodes. Each node loads torch, and no single machine has memory for more."""
 
 POLL_INTERVAL = 0.5
-"""Seconds between looks at the nodes."""
+"""Seconds between two requests to the nodes."""
 
 AGREE_DEADLINE = 60.0
-"""Deadline, in seconds, for all digests to become equal after the last update."""
+"""Maximum time, in seconds, from the last update until all digests are equal."""
 
 
 RUN, KEYS = "run.toml", "keys"
-"""Names in a swarm's folder: its manifest, and the folder of its organiser's keys."""
+"""Names of the manifest, and of the folder of the organiser's keys, in a swarm's folder."""
 
 
 class SwarmProgress(NamedTuple):
@@ -73,7 +73,7 @@ class SwarmProgress(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether no node will make more updates."""
+        """Whether all nodes are known to make no more updates."""
         return all(status and _is_over(status) for status in self.statuses)
 
     @property
@@ -83,8 +83,8 @@ class SwarmProgress(NamedTuple):
 
 
 def _is_over(status: Status) -> bool:
-    """Return whether a node makes no more updates. It may still lack some, which must arrive within
-    AGREE_DEADLINE."""
+    """Return whether a node makes no more updates. It may still lack other nodes' updates, which must arrive
+    within AGREE_DEADLINE."""
     used = status.organised.counted if status.organised else status.known
     catching_up = status.state is NodeState.CATCHING_UP and used >= status.update_budget
     return catching_up or status.state is NodeState.COMPLETE
@@ -94,7 +94,7 @@ class LocalSwarm:
     """The nodes of one run. Use it as an async context manager: at its end no process is left.
 
     `async for progress in swarm` yields the nodes' state regularly until the run is complete and all digests
-    agree, or until they should have agreed. `await swarm.compare()` then returns the comparison and the gain.
+    agree, or AGREE_DEADLINE has passed. `await swarm.compare()` then returns the comparison and the gain.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class LocalSwarm:
 
         `folder` holds the nodes' folders. Without one they lie in a temporary folder, which is kept only
         after a failure. `split_data` gives every node its own part of the training rows. `threads` is the
-        number for each node; 0 divides the cores among them. If there are several `device`s, nodes use them
-        in turn. With `evaluate` the base model is measured meanwhile and the trained one at the end, if the
-        run has test data.
+        number of CPU threads of each node; 0 divides the cores among the nodes. If `device` names several
+        devices, the first node uses the first one, and so on in turn. With `evaluate`, and if the run has
+        test data, the base model is measured while the nodes train, and the trained model at the end.
 
-        `beside` is the folder with published bases and data, beside a manifest of `sfnode init`. `model` is
-        the folder of the base model, if the run names neither a model of this package nor one of the hub.
-        `verifiers` are plug-ins that nodes may run. This process may need permission for them, too
-        (`verifying.permit`).
+        `beside` is the folder of a manifest that `sfnode init` wrote, with its published bases and data.
+        `model` is the folder of the base model, if the run names neither a model of this package nor one of
+        the hub. `verifiers` are plug-ins that nodes may run. This process may need permission to run them,
+        too (`verifying.permit`).
         """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
@@ -146,13 +146,14 @@ class LocalSwarm:
         self._split_data = split_data and nodes > 1
         self._evaluates = evaluate and bool(manifest.data.test)
         self.before: Evaluation | None = None
-        """The evaluation of the base model; None until both evaluations of it are finished."""
+        """The evaluation of the base model; None until this evaluation and `calibrated` are both finished."""
         self.calibrated: Evaluation | None = None
-        """The evaluation of the base model less its prior over the answers; None without such a prior."""
+        """The evaluation of the base model with its prior over the answers subtracted; None without such a
+        prior."""
         self._measuring: asyncio.Task[None] | None = None
         self._started = self._first_update = self._complete_since = 0.0
-        """Monotonic times of the start, the first update, and the moment since which the run is complete; 0
-        before each."""
+        """Monotonic times of the start, of the first update, and of the completion of the run; each is 0
+        before its event."""
         self.keep = False
         """Whether `stop` keeps the temporary folder."""
 
@@ -213,7 +214,7 @@ class LocalSwarm:
             raise
 
     async def _invite(self, organiser: NodeProcess) -> str:
-        """Return a ticket for all other nodes, `NUMBER:HEX`. With it they need no proof of work."""
+        """Return a ticket for all other nodes, `NUMBER:HEX`, with which they need no proof of work."""
         secret = secrets.token_bytes(SECRET_BYTES[0])
         key = invitation_key(self.manifest.run_id, secret).public_key().public_bytes_raw()
         wish = decisions.encode(Invite(key, self._count - 1))
@@ -278,7 +279,7 @@ class LocalSwarm:
     # -- watching ----------------------------------------------------------------------------------
 
     async def look(self) -> SwarmProgress:
-        """Ask the nodes once. Raises UserError SWARM_FAILED if one ended."""
+        """Request the status of every node once. Raises UserError SWARM_FAILED if a node ended."""
         with self._keeping():
             statuses = tuple(await asyncio.gather(*(node.look() for node in self.nodes)))
             organised = None
@@ -291,7 +292,8 @@ class LocalSwarm:
         return SwarmProgress(now - self._started, statuses, organised)
 
     async def __aiter__(self) -> AsyncIterator[SwarmProgress]:
-        """Ask the nodes regularly until the run is complete and the base model is measured."""
+        """Yield the nodes' state every POLL_INTERVAL seconds until the run is complete and the base model is
+        measured."""
         while True:
             progress = await self.look()
             yield progress
@@ -357,7 +359,8 @@ class LocalSwarm:
         )
 
     async def samples(self) -> Samples:
-        """Return the answers of the base model and later ones to some test rows. Raises as `compare`."""
+        """Return the answers of the base model and of later models to some test rows. Raises UserError
+        SWARM_FAILED."""
         with self._keeping():
             return await self.nodes[0].ask(self.nodes[0].client.samples())
 
@@ -366,8 +369,8 @@ class LocalSwarm:
     ) -> NodeEvaluation:
         """Have a node measure the model on the run's test rows.
 
-        The last node measures the base model before anything counts, because it does not organise if there
-        are several nodes. The first node measures all else.
+        The last node measures the base model, because it does not organise if there are several nodes. The
+        first node makes all other measurements.
         """
         node = self.nodes[-1 if base else 0]
         with self._keeping():
@@ -375,7 +378,8 @@ class LocalSwarm:
             return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
     async def _evaluate_base(self) -> None:
-        """Have the base model measured: as it is and, if it has a prior over the answers, less that prior.
+        """Have the base model measured: as it is and, if it has a prior over the answers, with that prior
+        subtracted.
 
         The measurement waits for the node's first update. Otherwise the node would contribute nothing to a
         run of a minute.
@@ -398,7 +402,7 @@ def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...])
 
 
 def _but_for_keys(manifest: Manifest) -> Manifest:
-    """Return the run with its keys blanked, which is equal for two runs that differ only by their keys."""
+    """Return the run without its keys. The results are equal for two runs that differ only in their keys."""
     return _with_keys(manifest, organiser="", deputies=())
 
 
@@ -417,7 +421,7 @@ END_DEADLINE = 5.0
 START_POLL = 0.2
 
 SHOWN_LINES = 8
-"""Number of lines of a node's output that the error shows after the node ended."""
+"""Number of lines of a node's output that are shown in the error for a node that ended."""
 
 
 class NodeProcess:
@@ -427,7 +431,7 @@ class NodeProcess:
         self.number = number
         self.client = Client(Layout(folder).control_socket)
         self.status: Status | None = None
-        """The last status with which the node answered; None before its first answer."""
+        """The status in the node's last answer; None before its first answer."""
         self.folder = folder
         self.program = (sys.executable, "-m", "sfnode")
         self._log = folder / "node.log"
@@ -453,8 +457,8 @@ class NodeProcess:
         self._started = time.monotonic()
 
     async def look(self) -> Status | None:
-        """Return the node's current status, or the last one if it does not answer now; None before its first
-        answer.
+        """Return the node's current status or, if it does not answer now, its last status; None before its
+        first answer.
 
         Raises UserError SWARM_FAILED if the process ended or never answered.
         """
@@ -514,7 +518,7 @@ class NodeProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without sfnode's variables: they are not meant for the nodes."""
+    """Return this process's environment without sfnode's variables, which are not meant for the nodes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return {**kept, variable("--config"): os.devnull}
 

@@ -1,9 +1,11 @@
 """An asyncio loop whose time jumps to the next timer, so that waiting takes no real time.
 
-A seed determines the order of all events, so a run repeats to the byte. Calls that cannot be repeated raise:
-waiting for files, subprocesses, and waiting for an event that never comes. A job of an executor is done at
-its beginning or at its end, as the seed says. Its posted callbacks come at its end. So a race between a
-thread and the loop shows with some seed.
+A seed determines the order of all events, so that a run can be repeated to the byte. Waiting for files,
+starting subprocesses and waiting for an event that never comes raise NotInVirtualTimeError.
+
+A job of an executor gets a random duration. The job is done at the beginning or at the end of that time, as
+the seed decides, and its callbacks are posted at the end. So a race between a thread and the loop appears
+with some seed.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 WORK = (0.0005, 0.003)
-"""Default range, in seconds, of the duration of an executor's job, drawn uniformly: a commit on an SSD."""
+"""Default range, in seconds, from which the duration of an executor's job is drawn uniformly. A commit on an
+SSD takes about as long."""
 
 
 TURN = 1e-7
-"""Virtual time, in seconds, that one turn of the loop takes. If turns took none, a wait until a time that was
-rounded up by a bit would never end."""
+"""Virtual time, in seconds, that one turn of the loop takes. If a turn took no time, a timer that is due
+within a rounding error would never become due."""
 
 MOST_TURNS = 20_000
-"""Maximum number of turns in a row without waiting. More are a program that polls the clock for ever."""
+"""Maximum number of turns in a row without waiting. A program that exceeds it polls the clock for ever."""
 
 
 class NotInVirtualTimeError(RuntimeError):
@@ -37,7 +40,7 @@ class NotInVirtualTimeError(RuntimeError):
 
 
 class Program:
-    """The tasks begun in one context, which end together like a process and may be killed."""
+    """The tasks that began in one context. Like a process, they end together and may be killed."""
 
     def __init__(self, work: Callable[[Random], float] = lambda random: random.uniform(*WORK)) -> None:
         """`work` draws the duration of one executor's job, in seconds."""
@@ -49,12 +52,12 @@ _PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
 
 
 def begin(program: Program) -> None:
-    """Let all tasks begun later in this context belong to a program."""
+    """Assign to `program` all tasks that begin later in this context."""
     _PROGRAM.set(program)
 
 
 class _Timers(selectors.BaseSelector):
-    """The selector of a virtual loop. No file is ever ready, so time passes instead."""
+    """The selector of a virtual loop. Instead of waiting for files, it moves the time forward."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -104,7 +107,7 @@ class _Job:
         before: _Job | None,
         end: float,
     ) -> None:
-        """`before` is the job that the same executor does first."""
+        """`before` is the job that the same executor does before this one."""
         self.future = future
         self.before = before
         self.end = end
@@ -120,7 +123,7 @@ class _Job:
         return self._program is not None and not self._program.alive
 
     def do(self) -> None:
-        """Do the work unless it is done."""
+        """Do the work, unless it was done before."""
         work, self._work = self._work, None
         if work is None:
             return
@@ -145,14 +148,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in virtual time, which begins with 0."""
 
     def __init__(self, random: Random) -> None:
-        """`random` determines how long jobs of executors take, and when they are done."""
+        """`random` determines the duration of each executor's job, and whether the job is done at its
+        beginning or at its end."""
         self._timers = _Timers()
         super().__init__(self._timers)
         self._random = random
         self._at_work: _Job | None = None
         """The job under way at this moment; None outside jobs."""
         self._lines: WeakKeyDictionary[Executor, _Job] = WeakKeyDictionary()
-        """The last job of each executor, which does one at a time."""
+        """The last job of each executor. An executor does one job at a time."""
 
     def time(self) -> float:
         return self._timers.now
@@ -165,8 +169,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Do `func(*args)` at the beginning or at the end of its duration, which is drawn. Jobs of one
-        executor follow each other. Jobs without an executor run side by side."""
+        """Do `func(*args)` at the beginning or at the end of a random duration. Jobs of one executor are done
+        one after the other, jobs without an executor at the same time."""
         future: asyncio.Future[T] = self.create_future()
         program = _PROGRAM.get()
         seconds = (program or Program()).work(self._random)
@@ -186,7 +190,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Any:
-        """Call back soon; from within a job, after its end."""
+        """Call back in the next turn; if called from a job, after the job's end."""
         if self._at_work is None:
             return super().call_soon(callback, *args, context=context)
         self._at_work.posted.append(lambda: self.call_soon(callback, *args, context=context))
@@ -238,6 +242,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
-    """Run a program in virtual time, as `asyncio.run` does in real time. The same seed repeats it."""
+    """Run a program in virtual time, as `asyncio.run` does in real time. The same seed gives the same run."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(seed))) as runner:
         return runner.run(main)

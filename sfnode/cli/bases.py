@@ -1,6 +1,6 @@
-"""`sfnode organise make-bases`: bases to publish for a coming subspace, from the model of the last seal.
+"""`sfnode organise make-bases`: computes bases for a coming subspace with the model of the last seal.
 
-`sfnode organise try-reward`: the rewards of a base model's answers, and whether they can be learnt.
+`sfnode organise try-reward`: scores answers of a base model, and shows whether it can learn from them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device:
 
 
 def words(kind: str, found: Made) -> str:
-    """Describe bases: the share of each layer's signal that they hold, and the work of making them."""
+    """Describe bases: the share of each layer's signal that they contain, the agreement of two halves of the
+    rows, and the cost in forward passes."""
     rank = found.pairs[0][0].shape[1]
     directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
     what = "mean gradient" if kind == "gradients" else "inputs' share in the errors"
@@ -70,7 +71,7 @@ REWARDED = tuple(name for name, one in PRESETS.items() if one.task.is_rewarded)
 """Names of the ready-made tasks with rewards."""
 
 MOST_PROMPTS = 512
-"""Maximum number of prompts. 512 prompts give the mean reward to within 4 percentage points."""
+"""Maximum number of prompts. 512 prompts determine the mean reward to within 4 percentage points."""
 
 
 @click.command
@@ -132,8 +133,8 @@ def try_reward(
 
 
 def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
-    """Return the manifest in the file `run` or, without a file, of the ready-made task in `given`. Raises
-    UserError."""
+    """Return the manifest in the file `run`; if `run` is None, the manifest of the ready-made task in
+    `given`. Raises UserError."""
     chosen = {name: value for name, value in given.items() if value is not None}
     if (run is None) == ("preset" not in chosen) or (run and chosen):
         raise UserError(
@@ -152,7 +153,8 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
 
 
 def _changed(manifest: Manifest, temperature: float | None) -> Manifest:
-    """Return the manifest with this temperature; None changes nothing. Raises UserError BAD_OPTION."""
+    """Return the manifest with this temperature, or unchanged if `temperature` is None. Raises UserError
+    BAD_OPTION."""
     from pydantic import ValidationError
 
     from sfnode.manifest.task import Task
@@ -171,7 +173,7 @@ def _changed(manifest: Manifest, temperature: float | None) -> Manifest:
 
 
 def _lines(result: TryRewardResult) -> list[str]:
-    """Format the result for people."""
+    """Format the result as lines of text."""
     memory = "" if result.peak_bytes is None else f", {size_text(result.peak_bytes)} at most"
     return [
         f"{result.model} on {result.device} in {result.dtype}, loaded in {result.load_seconds:.1f} s{memory}",

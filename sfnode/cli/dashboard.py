@@ -1,4 +1,4 @@
-"""`sfnode dashboard`, and `join --dashboard`: watch a node in a browser; `sfnode top`: in the terminal."""
+"""`sfnode dashboard` and `join --dashboard` show a node in a browser, `sfnode top` in the terminal."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ def top(data_dir: Path, once: bool) -> None:
 
 
 MIN_TOKEN = 16
-"""Minimum length of a token, in characters: anybody who reaches the port can guess without limit."""
+"""Minimum length of a token, in characters. A short one could be found, because guesses are not limited."""
 
 DEFAULT_ADDRESS = "127.0.0.1:8380"
 
 
 def parse_token(_context: Any, _parameter: Any, value: str) -> str:
-    """Return the token if it is empty, or long enough and usable in a request header. Otherwise refuse it."""
+    """Return the token, which may be empty. Raises click.BadParameter for a short token, or one that is
+    unusable in a request header."""
     if value and (len(value) < MIN_TOKEN or not value.isascii() or not value.isprintable()):
         raise click.BadParameter(f"give at least {MIN_TOKEN} printable ASCII characters")
     return value
@@ -85,7 +86,7 @@ async def shown(
 ) -> AsyncIterator[None]:
     """Serve the dashboard of the node in `data_dir` within the block, at `address` if one is given.
 
-    With `control` visitors can also control the node. Raises UserError PORT_IN_USE.
+    If `control` is set, visitors can also control the node. Raises UserError PORT_IN_USE.
     """
     if address is None:
         yield

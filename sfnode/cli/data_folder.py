@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def running_node(data_dir: Path) -> SyncClient:
-    """Return a client of the node in this folder. Answers are only printed, so it does not validate them."""
+    """Return a client of the node in this folder. It does not validate answers, which are only printed."""
     return SyncClient(Layout(data_dir).control_socket, checked=False)
 
 
 def watched_node(data_dir: Path, *, checked: bool) -> Client:
-    """Return a client for an event loop, of the node in this folder. It validates answers if `checked`."""
+    """Return an asyncio client of the node in this folder. The client validates answers if `checked`."""
     return Client(Layout(data_dir).control_socket, checked=checked)
 
 
@@ -63,7 +63,7 @@ def runs_here() -> dict[str, tuple[Manifest, Path]]:
 
 @contextmanager
 def opened_run(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
-    """Open the manifest of this folder, and its log for reading. Its node may be running or not.
+    """Open the manifest and, for reading, the log of this folder. The folder's node may be running.
 
     Raises UserError DATA_DIR_UNUSABLE if the folder has no run.
     """

@@ -1,4 +1,4 @@
-"""`sfnode doctor`: whether a node would work here. `sfnode.doctor` examines; this module prints."""
+"""`sfnode doctor`: prints whether a node would work here. `sfnode.doctor` has the checks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The card at the end of a run, or of a node's part in it: the model's gain, the contributors, the next
-commands.
+"""The card: the text at the end of a run, or of a node's part in it, with the model's gain, the contributors
+and the next commands.
 
 `sfnode join` prints it once, when the run is complete or when the node leaves before; `sfnode swarm` prints
 it at its end. Its examples are public test rows, never anybody's own rows.
@@ -36,14 +36,14 @@ LOOK = 0.5
 """Seconds between two checks of whether the run is complete."""
 
 SETTLING = 30.0
-"""Maximum time, in seconds, to wait after completion until the model's last state was measured and its
-answers were recorded."""
+"""Maximum time, in seconds, to wait after the run is complete for the evaluation of its last model and for
+that model's answers."""
 
 MEASURED = 256
-"""Number of test rows on which a node measures the model for its owner, if no published result exists."""
+"""Number of test rows on which a node measures the model for its owner."""
 
 LONGEST = 76
-"""Maximum length of an example's text, in characters. A longer text is cut to its end."""
+"""Maximum length of an example's text, in characters. Only the end of a longer text is shown."""
 
 
 class Learnt(NamedTuple):
@@ -52,8 +52,8 @@ class Learnt(NamedTuple):
     before: Evaluation | None
     now: Evaluation | None
     classes: Evaluation | None = None
-    """Result with scores by class, which are shown if `now` has none. An organiser's published result has
-    none."""
+    """Result whose scores for each class are shown; None: `now`. An organiser's published result lacks such
+    scores."""
     beside: Sequence[str] = ()
     """Results of baselines on the same rows, in words."""
 
@@ -64,7 +64,7 @@ def complete(name: str) -> str:
 
 
 def changed(now: Evaluation | None, *before: Evaluation | None) -> Learnt:
-    """Return `now` beside the first of the results `before` that has the same measure."""
+    """Return `now`, together with the first result in `before` that has the same metric and calibration."""
     alike = (one for one in before if one and now and measure_of(one) == measure_of(now))
     return Learnt(next(alike, None), now)
 
@@ -102,7 +102,7 @@ def _told(found: Evaluation) -> str:
 
 
 def _examples(samples: Samples) -> Iterator[str]:
-    """Yield the most instructive rows: those that are right now and were wrong before come first."""
+    """Yield lines on the EXAMPLES test rows whose score has risen most."""
     if not samples.moments:
         return
     now = samples.moments[-1]
@@ -121,8 +121,8 @@ def commands(
 ) -> list[str]:
     """Return the next commands for the run in a node's folder, each with its purpose.
 
-    `key` is the member whose work one command shows. `budget` is the larger budget of the commands that
-    invite others and continue the run with them; None leaves these commands out.
+    `key` is the member whose work one of the commands shows. `budget` is the larger budget for continuing the
+    run with other members. If it is None, the commands that invite them and set the budget are left out.
     """
     from sfnode.cli.use import example
 
@@ -141,7 +141,7 @@ def commands(
 
 
 def fork_command(seal: int | None, folder: Path) -> str:
-    """Return the command that forks a run from a seal; empty for an open run."""
+    """Return the command that forks a run from a seal; empty if `seal` is None."""
     if seal is None:
         return ""
     return command("sfnode", "history", "fork", seal, "--out", "FOLDER", *place(folder))
@@ -151,8 +151,7 @@ def fork_command(seal: int | None, folder: Path) -> str:
 
 
 class Ending:
-    """The end of one node's run: `watch` waits until the run is complete, `farewell` is for a node that
-    leaves before."""
+    """Prints the card of one node: `watch` once its run is complete, `farewell` if the node leaves before."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -189,8 +188,8 @@ class Ending:
         echo(card(title, change or _published(status), samples, _work(status, counted), next_))
 
     def _settled(self, status: Status) -> bool:
-        """Return whether the organiser measured the model's last state, and this node recorded its answers to
-        test rows."""
+        """Return whether the organiser has evaluated the last model, and this node has recorded that model's
+        answers to test rows."""
         run, sampling = status.organised, self._node.running.sampling
         latest = run.health.latest if run else None
         return (sampling is None or sampling.current) and (
@@ -198,8 +197,8 @@ class Ending:
         )
 
     async def _measured(self) -> Learnt:
-        """Return the published results. If there are none, and somebody watches the terminal, measure the
-        model here."""
+        """Return the published results. At a terminal, measure the model here if nothing was published, and
+        for the scores of each class if the task has labels."""
         node = self._node
         found = _published(node.status())
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
@@ -218,15 +217,16 @@ class Ending:
 
 
 def _published(status: Status) -> Learnt:
-    """Return the organiser's last result, beside its result of the base model with the same measure. Both are
-    None if nothing was published."""
+    """Return the organiser's last result, together with its result of the base model in the same metric. Both
+    results are None if nothing was published."""
     if status.organised is None or (now := status.organised.health.latest) is None:
         return Learnt(None, None)
     return changed(now, status.organised.health.calibrated, status.organised.health.base)
 
 
 def _counted(node: Node, status: Status) -> int | None:
-    """Return how many updates of a node count; None in an open run, and before the run is complete."""
+    """Return the number of a node's updates that count; None in an open run, and before the run is
+    complete."""
     reports, run = node.running.reports, status.organised
     if reports is None or run is None or not reports.run_state.complete:
         return None
@@ -234,8 +234,8 @@ def _counted(node: Node, status: Status) -> int | None:
 
 
 def _budget_for_others(node: Node) -> int | None:
-    """Return twice the budget if this node's organiser used it up without other members, as often happens
-    before it can invite anybody. Otherwise return None."""
+    """Return twice the budget if this node organises and is the only member of its complete run, which often
+    happens before it can invite anybody. Otherwise return None."""
     reports = node.running.reports if node.running.organising else None
     run_state = reports.run_state if reports else None
     if run_state is None or not run_state.complete or run_state.finished or len(run_state.members) > 1:

@@ -116,8 +116,8 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
 
 
 def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
-    """Measure the base model with its prior subtracted. Return None for a task without such a prior and,
-    after a warning on standard error, if the rows for the prior cannot be read."""
+    """Measure the base model with its prior subtracted. Return None for a task without such a prior. If the
+    rows for the prior cannot be read, warn on standard error and return None."""
     manifest = trainer.manifest
     if not manifest.task.labelled or not (manifest.data.train or manifest.task.prior):
         return None

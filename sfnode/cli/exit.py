@@ -19,7 +19,7 @@ from sfnode.cli.output import echo, echo_usage
 from sfnode.errors import Code, UserError
 
 DONE, FAILED, USAGE, NOT_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit statuses, described in docs/errors.md. Init scripts, too, return 3 for "not running"."""
+"""Exit statuses, described in docs/errors.md. 3 means "not running", as it does for init scripts."""
 
 
 def status_of(error: UserError) -> int:
@@ -42,8 +42,8 @@ def warn(error: UserError) -> None:
 
 
 def show_usage(error: click.ClickException) -> int:
-    """Print click's own message, with the source of a bad value unless it is the command line. Return the
-    exit status."""
+    """Print click's own message. If a bad value is from the environment or the file, name that source. Return
+    the exit status."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     fix = f"See `{context.command_path if context else 'sfnode'} --help`."
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP:
@@ -74,7 +74,8 @@ def _printed_as_json(status: int, **error: str) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process now, without waiting for threads: everything of a node is on disk."""
+    """End the process now, without waiting for threads. Nothing is lost, because a node's data are on
+    disk."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -82,10 +83,10 @@ def leave(status: int) -> NoReturn:
 
 @contextmanager
 def ended_at_once() -> Iterator[None]:
-    """Let signals end the process at once within the block, as without any handler.
+    """Remove the signal handlers within the block, so that a signal ends the process at once.
 
-    The block is work that leaves nothing half done and during which the event loop sees no signals, such as
-    importing a large library. On a slow machine that takes longer than a service manager waits.
+    The block leaves nothing half done and keeps the event loop from handling signals: it imports a large
+    library, for example. On a slow machine that takes longer than a service manager waits after SIGTERM.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}

@@ -44,7 +44,7 @@ def format_options(function: options.F) -> options.F:
 
 
 def check_form(manifest: Manifest, out: Path, form: str, lora_rank: int | None) -> None:
-    """Refuse impossible options before anything is computed. Raises UserError BAD_OPTION."""
+    """Raise UserError BAD_OPTION for impossible options, before anything is computed."""
     from sfnode.engine.destination import no_adapter, require_new
 
     if lora_rank is not None and form != "lora":
@@ -56,7 +56,7 @@ def check_form(manifest: Manifest, out: Path, form: str, lora_rank: int | None) 
 
 
 def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
-    """Return `best`, `last` or an epoch."""
+    """Return the value of --seal: `best`, `last` or an epoch."""
     if value in ("best", "last"):
         return value
     if not value.isdecimal() or len(value) > 5:

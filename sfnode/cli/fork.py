@@ -44,7 +44,7 @@ CHOICES = {
     *("epsilon", "learning_rate", "scalar_delta", "scalar_limit", "measure", "dtype"),
     *("epoch_updates", "update_budget", "subspace_epochs", "quota", "description"),
 }
-"""Parameter names of the options of `sfnode init` with which a fork can differ from the old run."""
+"""Parameter names of the options of `sfnode init` that a fork can set differently from the old run."""
 
 
 def _options_of_init() -> list[click.Parameter]:
@@ -87,9 +87,9 @@ def fork(
     """Write a new run to a new folder, starting from the seal of EPOCH of this folder's run.
 
     The new run's base model is the old run's model at that seal, with each weight rounded once. Task, data
-    and numbers stay the same unless you change them, and the learning rate continues at the seal's. With
-    other layers (you then name all of them), rank, bases, loss or groups, it gets new bases and numbers, as
-    `sfnode init` finds them. You organise it with new keys, and it has no members yet.
+    and numbers stay the same unless you change them, and training continues with the learning rate of the
+    seal. With other layers (you then name all of them), rank, bases, loss or groups, the new run gets new
+    bases and numbers, as `sfnode init` finds them. You organise it with new keys, and it has no members yet.
     """
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
@@ -141,7 +141,8 @@ def fork(
 
 
 def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, RunState]:
-    """Copy the old run's data to a folder. Return its manifest, and its state when the epoch was sealed."""
+    """Copy the old run's data to `out`. Return the old run's manifest, and its state when the epoch was
+    sealed."""
     from sfnode.store.checkout import seal_of
     from sfnode.store.disk_errors import disk_faults
     from sfnode.store.named_files import places_of
@@ -157,8 +158,8 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, RunState]
 
 
 def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
-    """Return training options with which a fork continues at `rate`: the rate, unit and limit of a label of
-    the old run."""
+    """Return the training options of a fork that continues with `rate`: the learning rate, the unit and the
+    limit of one epoch of the old run."""
     found: dict[str, Any] = {"learning_rate": rate.rate / RATE_ONE}
     if old.training.is_first_order:
         delta = old.training.scalar_delta * rate.unit / UNIT_ONE
@@ -185,8 +186,8 @@ def _bases_file(data_dir: Path, run_state: RunState, subspace: int) -> Path | No
 def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
     """Recompute the base model of a run from its parent's state, and return the result in words.
 
-    `parent` is a data folder of the parent run, or its archive. Raises UserError PARENT_DIFFERS, WRONG_RUN,
-    and as `trained_model.load` and `archive.unpack`.
+    `parent` is a data folder of the parent run, or its archive. Raises UserError PARENT_DIFFERS and
+    WRONG_RUN, and the errors of `trained_model.load` and `archive.unpack`.
     """
     from sfnode.cli.trained_model import load
     from sfnode.models import files
@@ -223,7 +224,8 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
 
 @contextmanager
 def _folder_of(parent: Path) -> Iterator[Path]:
-    """Yield the data folder itself, or a folder with the contents of an archive."""
+    """Yield `parent` if it is a data folder, otherwise a temporary folder with the contents of that
+    archive."""
     if parent.is_dir():
         yield parent
         return
@@ -250,7 +252,7 @@ class Ancestor(NamedTuple):
     seal: Parent
     """The state with which the fork began."""
     run: Manifest | None
-    """Manifest of the run; None if no data folder of this user has it."""
+    """Manifest of the run; None if no data folder of this user has this run."""
     folder: Path | None
 
     def __str__(self) -> str:

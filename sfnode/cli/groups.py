@@ -14,11 +14,11 @@ from click.shell_completion import CompletionItem, get_completion_class
 from sfnode.errors import Code, UserError
 
 LAB = "sflab"
-"""Package with the simulator and the benches, which is not part of the product."""
+"""Package with the simulator and the benchmarks, which is not part of the product."""
 
 
 MEANT = {"train": "join", "start": "join", "stop": "leave", "finish": "leave --finish", "ask": "use"}
-"""Existing commands, keyed by other words that people may type for them."""
+"""Existing commands, keyed by words that people may type instead."""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -32,25 +32,25 @@ program's name."""
 
 
 class Lazy(NamedTuple):
-    """Description of a command that may not be imported yet."""
+    """Description of a command whose module may not be imported yet."""
 
     where: str
-    """Place of the command, `module:attribute`, or the module alone if the attribute has the command's name.
-    In this package the module's last name is enough."""
+    """Import path of the command: `module:attribute`, or the module alone if the attribute has the command's
+    name. Modules of this package are named without the package."""
     help: str
-    """One line for lists of commands."""
+    """Description in one line, for lists of commands."""
     example: str = ""
-    """Example at the end of the command's help, without the program's name; empty for a group."""
+    """Example at the end of the command's help, without the program and the groups; empty for a group."""
 
 
 Entry = tuple[str, str] | tuple[str, str, str]
-"""Fields of a `Lazy` as written in a table of commands. The example also lacks the names of the command's
-groups."""
+"""Fields of a `Lazy`, as written in a table of commands. The example begins with the command's own name,
+without the program and the groups."""
 
 
 class LazyGroup(click.Group):
-    """A group of commands. `entries` has them under headings, keyed by name. `path` is the text that users
-    type for the group."""
+    """A group of commands. `entries` maps headings to commands, which are keyed by name. `path` is the text
+    that users type for the group."""
 
     def __init__(
         self, *arguments: Any, entries: Mapping[str, Mapping[str, Entry]], path: str = "", **settings: Any
@@ -81,7 +81,7 @@ class LazyGroup(click.Group):
         return " ".join(filter(None, ("sfnode", self.path, self.entries[name].example)))
 
     def load_installed(self, names: Iterable[str]) -> Iterator[click.Command]:
-        """Yield the commands called `names` that are installed."""
+        """Yield the commands called `names` whose packages are installed."""
         for name in names:
             with suppress(UserError):
                 yield self.load(name)

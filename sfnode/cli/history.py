@@ -33,7 +33,7 @@ DIGITS = 8
 """Number of hex digits of the key that are shown for an origin without a name."""
 
 WHEN = 16
-"""Width of a time of arrival, in columns."""
+"""Width, in columns, of the time at which an entry arrived."""
 
 
 # -- log -----------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
 
 
 def _why_lines(found: WhyResult) -> Iterator[str]:
-    """Yield the outcome of a member's work, round by round."""
+    """Yield lines with the outcome of a member's work in each round."""
     for one in found.verdicts:
         because = f": {UNCOUNTED_WORDS[one.reason]}" if one.reason else ""
         yield f"round {one.epoch}: {one.counted:,} of {one.named:,} updates count{because}"

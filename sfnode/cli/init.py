@@ -98,7 +98,7 @@ def init(data: str | None, out: Path, yes: bool, organised: bool, **given: Any) 
 
 
 def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
-    """Write the manifest of a run that is proposed from the data, once the user agrees."""
+    """Propose a run from the data, and write its manifest once the user agrees."""
     with waiting("loading libraries"):
         from sfnode.cli import init_screen as screen
         from sfnode.preparing.plan import Answers, last_model, name_of, plan, require_plain
@@ -147,7 +147,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
 
 
 def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[str, Any]) -> None:
-    """Write the manifest of the plan, and remember its base model."""
+    """Write the manifest of the plan, and store its base model as the next proposal."""
     from sfnode.preparing.manifest import TASK_FIELDS
     from sfnode.preparing.plan import remember_model, require_plain
 
@@ -178,7 +178,8 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
-    """Write the manifest, its keys and its files, all or none of them, and print the next steps."""
+    """Write the manifest, its keys and its files, and print the next steps. After an error none of these is
+    left."""
     bases, basis = given.pop("bases", None), given.get("made_of")
     keys_dir: Path = given.pop("keys_dir")
     check_bases(bases, basis)
@@ -234,8 +235,8 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
 
 
 def _price(given: dict[str, Any]) -> None:
-    """Set the default proof of work of an open run. Raises UserError BAD_OPTION if keys must be encrypted,
-    because an open run has no keys."""
+    """Set the default proof of work of an open run. Raises UserError BAD_OPTION if encrypted keys are
+    requested, because an open run has no keys."""
     if given.get("encrypt"):
         raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
     given.setdefault("work_bits", OPEN_WORK_BITS)
@@ -259,14 +260,14 @@ def published(file: Path) -> dict[str, Any]:
 
 
 def organising_options(keys_dir: Path) -> list[str]:
-    """Return the options with which `sfnode join` organises by a key in this folder."""
+    """Return the options of `sfnode join` for organising with the key in this folder."""
     elsewhere = [] if keys_dir == located(KEYS_DIR) else ["--keys-dir", str(keys_dir)]
     return ["--organise", *elsewhere]
 
 
 def keys_folder(keys_dir: Path, out: Path) -> Path:
-    """Return `keys_dir`. Raises UserError BAD_OPTION if the manifest `out` is in it, because people pass on
-    the manifest's folder."""
+    """Return `keys_dir`. Raises UserError BAD_OPTION if the manifest `out` is in this folder, because people
+    give others the manifest's folder."""
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
             Code.BAD_OPTION,

@@ -22,11 +22,11 @@ from sfnode.verifiers.specs import PRESETS as VERIFIERS
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 
 NO_MODULES = "none"
-"""Value that stands for no patterns: no linear layers are trained, only other parameters."""
+"""Value that stands for no patterns. No linear layers are then trained, only other parameters."""
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
-    """Return `q_proj,v_proj` as a tuple, and `none` as an empty one."""
+    """Return a text such as `q_proj,v_proj` as a tuple, and `none` as an empty tuple."""
     if value is None or value.strip().lower() == NO_MODULES:
         return None if value is None else ()
     patterns = tuple(item.strip() for item in value.split(","))
@@ -36,7 +36,7 @@ def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[s
 
 
 def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[str, str] | None:
-    """Return `0=terrible,1=great` as a table."""
+    """Return a text such as `0=terrible,1=great` as a dict."""
     if value is None:
         return None
     pairs = [item.partition("=") for item in value.split(",")]
@@ -46,14 +46,14 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
 
 
 def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...] | None:
-    r"""Return the texts that end an answer, with `\n` and `\t` replaced by a line feed and a tab; None
-    without any."""
+    r"""Return the texts that end an answer, with `\n` and `\t` replaced by a line feed and a tab; None if
+    there are no such texts."""
     return tuple(value.replace("\\n", "\n").replace("\\t", "\t") for value in values) or None
 
 
 def _key(key: str, metavar: str, text: str, *names: str, **extra: Any) -> Callable[[Any], Any]:
-    """Return the option of a key. Its variable is named after its flag, which is the last part of the key
-    unless `names` has another flag."""
+    """Return the option with this key. Its flag, after which its environment variable is named, is the last
+    part of the key unless `names` has another flag."""
     flag = "--" + key.rpartition(".")[2].replace("_", "-")
     names = names if any(name.startswith("--") for name in names) else (flag, *names)
     kind = {"COUNT": int, "NUMBER": float}.get(metavar)
@@ -67,7 +67,8 @@ def _choice(key: str, choices: Sequence[str], text: str, *names: str) -> Callabl
 
 
 def _number(name: str, text: str, default: str = "") -> Callable[[Any], Any]:
-    """Return the option for a number of the manifest's training section. Its help names the default."""
+    """Return the option for a hyperparameter in the manifest's training section. Its help names the
+    default."""
     number = getattr(Training(), name)
     metavar = "COUNT" if isinstance(number, int) else "NUMBER"
     return _key(f"training.{name}", metavar, f"{text}  [default: {default or f'{number:g}'}]")

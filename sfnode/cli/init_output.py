@@ -25,18 +25,18 @@ from sfnode.tasks.public_files import inside, typed
 from sfnode.verifiers.plugins import is_plugin
 
 MOST = 0.5
-"""Threshold share of scalars that are 0 or clipped. Above it `init` warns."""
+"""Maximum share of scalars that are 0, and of clipped scalars. Above it `init` warns."""
 
 RARE_SHOWN = 8
 
 FAR_OFF = 10.0
-"""Maximum factor between a given number and the suitable one. Beyond it `init` warns."""
+"""Maximum ratio between a given hyperparameter and the suitable value. Above it `init` warns."""
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
 
 def bases_words(file: Path, size: int, out: Path) -> str:
-    """Describe where the bases of a run are. They take `size` bytes."""
+    """Describe where the bases of a run are, and their size in bytes."""
     return (
         f"Its bases are in {file}: leave them beside {out.name}. "
         f"Other nodes get these {size_text(size)} from yours."
@@ -44,11 +44,10 @@ def bases_words(file: Path, size: int, out: Path) -> str:
 
 
 def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
-    """Describe problems with the rows for measurements, and the number of rows that were not encoded,
-    `unread`.
+    """Describe problems with held-out rows, and the number `unread` of rows that were not tokenised in time.
 
-    With `counted`, also describe the numbers of training and held-out rows. For first-order runs, also
-    describe the updates. Only rows in files are read: nodes check other sources.
+    With `counted`, also state the numbers of training and test rows. For first-order runs, also state the
+    number and the size of updates. Only rows in files are read: nodes check other sources.
     """
     data, task, numbers = manifest.data, manifest.task, manifest.training
     said = [
@@ -119,7 +118,7 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
 
 
 def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
-    """Describe problems with the numbers of a manifest, and failed measurements."""
+    """Describe problems with the hyperparameters of a manifest, and failed measurements."""
     numbers, found = prepared.manifest.training, prepared.sample
     if numbers.is_first_order:
         return []
@@ -157,7 +156,7 @@ def following_words(
 
 
 def _warnings(training: Training, found: SlopeSample) -> list[str]:
-    """Return warnings about numbers with which most scalars are 0 or clipped."""
+    """Return warnings about hyperparameters that make most scalars 0 or clip most scalars."""
     zeros, clipped = scalars.shares(training, found)
     limit, delta = scalars.suitable_limit(training, found), scalars.unit_for(training, found.spread)
     coarse, better = f"scalar_delta {training.scalar_delta:g} is too coarse", f"scalar_delta={delta:.2g}"
@@ -175,7 +174,7 @@ def _warnings(training: Training, found: SlopeSample) -> list[str]:
 
 
 def _unmeasured(training: Training, reason: str) -> str:
-    """Describe the consequences if no scalars were measured. `reason` tells why they were not."""
+    """Describe the consequences of not having measured scalars. `reason` states why none were measured."""
     said = f"No scalars were measured ({reason}). scalar_limit is {training.scalar_limit}"
     if training.scalar_limit < training.largest_scalar:
         return f"{said}."
@@ -187,9 +186,8 @@ def _unmeasured(training: Training, reason: str) -> str:
 
 
 def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[str]:
-    """Return notes about the base model. There is one if its head is for other classes, one if it is a
-    mixture of experts and no epsilon was given, and one if it is only on this machine, in the folder
-    `home`."""
+    """Return notes about the base model in three cases: its head is for other classes; it is a mixture of
+    experts and no epsilon was given; it is only on this machine, in the folder `home`."""
     notes = []
     base = manifest.model
     folder = files.resolve(base.source, base.revision, home)

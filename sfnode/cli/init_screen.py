@@ -1,6 +1,7 @@
 """The screen of `sfnode init FILE`: the file's contents, the proposal, and lines that can be changed.
 
-Answers are kept: an invalid answer is asked for again, and a later error returns to this screen.
+The user's answers are kept. After an invalid answer the question is repeated, and after a later error this
+screen is shown again.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ WAYS = {
     "text": "the texts themselves",
     "chat": "what the assistant says in a conversation",
 }
-"""Words for each kind of task."""
+"""Descriptions for the screen, keyed by the kind of task."""
 
 ESTIMATORS = {
     "first-order": "by gradients: it learns most for the time",
     "zeroth-order": "by forward passes alone: it learns far less",
 }
-"""Words for the estimators."""
+"""Descriptions for the screen, keyed by the estimator."""
 
 _ESTIMATED = {"gradients": "first-order", "forward": "zeroth-order"}
 
@@ -105,8 +106,9 @@ def _fitted(cell: str, width: int) -> str:
 
 
 ScreenLine = tuple[str, str, str, Callable[[str], Answers]]
-"""Title and value of a line of the screen, the question for a change, and the function that takes the reply.
-The function returns the answers with a new one in this line. It raises UserError for an invalid reply."""
+"""Title and value of a line of the screen, the question for a change, and the function that applies the
+reply. The function returns all answers, with this line's changed. It raises UserError for an invalid
+reply."""
 
 
 def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
@@ -208,7 +210,7 @@ def _joined_words(joined: Mapping[str, str]) -> str:
 
 
 def _bad(table: DataTable, bad: Bad) -> str:
-    """Describe the places of the first bad rows, and their problems."""
+    """Describe the first bad rows: their position in the file, and their problem."""
     first = "; ".join(one.removeprefix(f"{table.source}, ") for one in bad.first)
     return f"{first}; ..." if bad.count > len(bad.first) else first
 
@@ -233,8 +235,8 @@ def confirm(
 ) -> Answers:
     """Show the proposals until the user accepts them, and return the answers.
 
-    `told` has the options that were set by keys. `set_key` sets an option by KEY=VALUE. If that option is an
-    answer on the screen, it returns the answer.
+    `told` has the options that were set with --set. `set_key` sets an option by KEY=VALUE. If that option is
+    an answer on the screen, `set_key` returns the answer.
     """
     while True:
         found = plan(table, answers, told)
@@ -292,7 +294,7 @@ def _one_of(said: str, *choices: str) -> str:
 
 
 def _model(said: str) -> str:
-    """Return a base model. Raises UserError MODEL_NOT_FOUND for a missing folder."""
+    """Return the source of a base model. Raises UserError MODEL_NOT_FOUND for a missing folder."""
     if said.startswith(("/", ".", "~")) and not Path(said).expanduser().is_dir():
         raise UserError(
             Code.MODEL_NOT_FOUND,

@@ -1,4 +1,4 @@
-"""`sfnode invite`, the link with which others join, and `peer-id`."""
+"""`sfnode invite` prints the link with which others join, `sfnode peer-id` a node's peer id."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 QR_BORDER = 2
-"""Width of the margin in modules; the standard asks for four, but telephones read codes with two."""
+"""Width of a QR code's margin, in modules. The standard requires four, but telephones read codes with two."""
 
 
 def parse_url(_context: Any, _parameter: Any, value: str) -> str:
-    """Return a URL that a link can name."""
+    """Return the URL. Raises click.BadParameter for one that an invitation link cannot contain."""
     if value:
         from sfprotocol.invitation import URL_FORM, is_url
 
@@ -104,8 +104,8 @@ def _from_folder(data_dir: Path) -> InviteResult:
 
 
 def _draw(link: str) -> None:
-    """Print the link as a QR code of half blocks, light on dark, and a warning if the terminal is too narrow
-    for it. Readers accept light codes and dark ones."""
+    """Print the link as a QR code of half blocks, light on dark, which readers accept as well as dark on
+    light. If the terminal is too narrow for the code, print a warning."""
     from io import StringIO
 
     import segno

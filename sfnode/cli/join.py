@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int, int] | None:
-    """Return `K/N`, K from 1 to N, as (K - 1, N)."""
+    """Return a text `K/N`, with K from 1 to N, as (K - 1, N)."""
     if value is None:
         return None
     index, slash, count = value.partition("/")
@@ -55,7 +55,7 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
 
 
 def parse_text(_context: Any, parameter: Any, value: str) -> str:
-    """Return a text that is valid for the option's field of `Settings`."""
+    """Return the text. Raises click.BadParameter unless it is valid for the option's field of `Settings`."""
     try:
         Settings.model_validate({parameter.name: value})
     except ValidationError as error:
@@ -71,7 +71,7 @@ GROUPS = {
     "Organising": "--organise --keys-dir",
     "Views, and more options": "--dashboard --metrics --log-to --log-level --notify --set --help-all -h",
 }
-"""Options of each heading in the help."""
+"""Flags of the options in the help, keyed by heading."""
 
 
 @click.command(cls=Command, groups=GROUPS)
@@ -187,8 +187,8 @@ def join(
 def _onward(settings: Settings, link: str) -> Settings:
     """Return the settings with which a node continues in the run that a link names.
 
-    The node gets a new folder with the same key. Options that lead to the old run, and its base model, are
-    left out.
+    The node gets a new folder with the same key. The old run's base model, and options that name the old run,
+    are left out.
     """
     from sfnode.node.following import next_folder
 
@@ -227,7 +227,8 @@ def _link_unless_run(folder: Path) -> str | None:
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a node that joins by a link: its peers, run and ticket (SPEC N4, N5)."""
+    """Return the options `fields`, completed with the peers, the run and the ticket of a link (SPEC N4,
+    N5)."""
     if is_url(link):
         return fields | {"contacts_url": link}
     said = read_link(link)
@@ -303,7 +304,7 @@ OWN_ROWS = (
     "you have fewer): who collects these could find out whether a text that they know is among your rows, "
     "and perhaps guess words of some (docs/security.md)."
 )
-"""Words for what others could learn from updates of a node with its own rows."""
+"""Warning about what others could learn from the updates of a node with its own rows."""
 
 
 def told_first(manifest: Manifest, *, own_rows: bool, noisy: bool = False) -> str:
@@ -314,7 +315,7 @@ def told_first(manifest: Manifest, *, own_rows: bool, noisy: bool = False) -> st
 
 
 def _announce(node: Node, narration: Narration) -> None:
-    """Print that the node works and how others join. Show its progress in catching up."""
+    """Print that the node runs and how others join, and show its progress until its first update."""
     manifest = node.manifest
     narration.rest()
     if told := told_first(manifest, own_rows=bool(node.settings.data), noisy=node.settings.noisy):

@@ -19,14 +19,14 @@ from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 
 ALL = "sfnode.help_all"
-"""Key in a context's `meta` that is set if all options are shown."""
+"""Key in the `meta` of a click context that is set if all options are shown."""
 
 REST, KEYS = "Other options", "Keys of --set KEY=VALUE"
-"""Heading of the options that no group names, and heading of the keys."""
+"""Heading of the options that are in no group, and heading of the keys of --set."""
 
 
 class Option(click.Option):
-    """An option. With a `key` it is given by --set instead of a flag."""
+    """An option. If it has a `key`, users give it with --set instead of a flag."""
 
     def __init__(self, *arguments: Any, key: str = "", **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -109,7 +109,7 @@ class Command(click.Command):
 
 
 def _options(keys: Mapping[str, Option]) -> list[click.Parameter]:
-    """Return --set, for these keys, and --help-all."""
+    """Return the options --set, which accepts these keys, and --help-all."""
 
     def check(_context: Any, _parameter: Any, pairs: Iterable[str]) -> None:
         for pair in pairs:

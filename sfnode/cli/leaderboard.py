@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 DIGITS = 16
-"""Hex digits of the keys that --details shows."""
+"""Number of hex digits of a key that --details shows."""
 
 
 @click.command
@@ -56,8 +56,9 @@ def leaderboard(
 
     Computed from the manifest and the log of a node's folder alone, whether the node runs or not. With the
     same decisions everybody sees the same digits. A member's worth is the amount by which its counted updates
-    lowered the loss on the organiser's validation rows, as signed (docs/judging.md). Its gain is its share of
-    the worth of all members. --details shows the worth in nats, or in reward.
+    lowered the loss on the organiser's validation rows, according to figures that the organiser signed
+    (docs/judging.md). Its gain is its share of the worth of all members. --details shows the worth in nats,
+    or in reward.
     """
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled

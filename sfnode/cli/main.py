@@ -26,8 +26,8 @@ from sfnode.errors import Code, UserError
 from sfnode.printable import read_toml
 
 COLLECTED_AFTER = 10_000
-"""Threshold number of new objects at which Python looks for garbage, instead of 700. Imported objects are
-never garbage, and looking takes an eighth of the time in which a node loads its libraries."""
+"""Number of new objects after which Python collects garbage; its default is 700. Imported objects are never
+garbage, and with the default collections take an eighth of the time in which a node loads its libraries."""
 
 COMMANDS = {
     "Join": {
@@ -87,7 +87,7 @@ COMMANDS = {
 
 
 def group(path: str, text: str, entries: Mapping[str, Entry]) -> LazyGroup:
-    """Return a group of these commands."""
+    """Return a group of the commands in `entries`, with the help `text`."""
     return LazyGroup(entries={"Commands": entries}, path=path, help=text)
 
 
@@ -211,9 +211,9 @@ def read_config(file: Path, command: click.Command, others: Iterator[click.Comma
     """Return the values in `file` for the options of `command`, as text, keyed by parameter name. For a
     group, return such a dict for each of its commands, keyed by the command's name.
 
-    The options of `others` are read only until every key is known. Raises UserError BAD_OPTION for a file
-    that cannot be read or parsed, for an unknown key, and for a value of the wrong type. The option itself
-    checks the value.
+    The commands `others` are loaded one by one, only until every key is known. Raises UserError BAD_OPTION
+    for a file that cannot be read or parsed, for an unknown key, and for a value of the wrong type. The
+    option itself checks the value.
     """
     try:
         values = read_toml(file.read_text(encoding="utf-8"))
@@ -236,7 +236,8 @@ def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict
 
 
 def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
-    """Return the options of the command, and those of other commands until all keys in `values` are known."""
+    """Return `own`, the options of the command, and those of `others`, one command after the other, until all
+    keys in `values` are known."""
     known, unknown = dict(own), set(values) - own.keys()
     while unknown and (command := next(others, None)) is not None:
         known = _options(command) | known
@@ -254,7 +255,7 @@ def _options(command: click.Command) -> Options:
 
 
 def _as_text(key: str, value: Any, known: Mapping[str, click.Option]) -> str | list[str]:
-    """Return a value as one would type it. Raises ValueError."""
+    """Return a value of the file as text, as users type it on the command line. Raises ValueError."""
     if key not in known:
         close = get_close_matches(key, known, 1)
         raise ValueError(f"no command has an option {key!r}" + (f"; is it {close[0]!r}?" if close else ""))

@@ -32,19 +32,19 @@ _FIRST = (
     *(ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT),
     *(ParameterSource.DEFAULT_MAP, ParameterSource.DEFAULT, None),
 )
-"""Sources of an option's value, in order of precedence."""
+"""Sources of an option's value, the highest precedence first."""
 
 MAX_LINE = 4_096
-"""Maximum length, in characters, of a line that is read. A link has at most half as many
+"""Maximum length, in characters, of a line that is read. A link has at most half as many characters
 (`sfprotocol.invitation.MAX_LINK`)."""
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """Return `click.option` with its environment variable and a meaningful default in its help.
 
-    A whole number is shown as COUNT, and a path as FILE or FOLDER, unless `metavar` names it. With
-    `key="section.key"` it is given as `--set section.key=value` instead of a flag. The flag then only names
-    its variable and its key in the file.
+    The help shows a whole number as COUNT, and a path as FILE or FOLDER, unless `metavar` is given. With
+    `key="section.key"`, users give the option as `--set section.key=value` instead of a flag. The flag then
+    only names its environment variable and its key in the configuration file.
     """
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
     match settings.get("type"):
@@ -65,18 +65,19 @@ def _typed_link(context: click.Context, _parameter: Any, value: str | None) -> s
 link_option = option(
     "--link", metavar="LINK|-", callback=_typed_link, help="Invitation to the run; -: ask for it."
 )
-"""Option of commands that examine the run that a link names."""
+"""Option --link, for commands that examine a run."""
 
 
 link_argument = click.argument(
     "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
 )
-"""Argument for a link, without a key in the file. With `-` the link is asked for, or read from a pipe."""
+"""Argument for a link, without a key in the file. If it is `-`, the user is asked for the link, or it is read
+from a pipe."""
 
 
 def asked_link() -> str:
-    """Return the link that is typed at a terminal, or the first line of standard input. Unlike a command
-    line, other users cannot see these."""
+    """Return the link that is typed at a terminal, or the first line of standard input. Other users can see a
+    command line, but not this input."""
     if sys.stdin.isatty():
         return output.ask("Link", err=True).strip()
     line = sys.stdin.readline(MAX_LINE).strip()
@@ -117,7 +118,7 @@ def _declared(name: str) -> dict[str, Any]:
 
 
 def bound(metadata: Iterable[Any], side: str) -> Any:
-    """Return the bound `ge` or `le` of a field; None if it has none."""
+    """Return the bound of a field on one `side` (`ge` or `le`); None if there is no such bound."""
     return next((getattr(item, side) for item in metadata if hasattr(item, side)), None)
 
 
@@ -167,15 +168,14 @@ def data_dir_option(function: F) -> F:
 
 
 def _parse_profile(context: click.Context, _parameter: Any, value: str | None) -> None:
-    """Keep the name of a profile for `_folder`."""
+    """Store the name of a profile, which `_folder` reads."""
     if value is not None and not PROFILE.fullmatch(value):
         raise click.BadParameter("take letters, digits, dots, dashes and underscores for a name")
     context.meta["profile"] = value
 
 
 def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
-    """Return the data folder: the one of --profile, unless --data-dir is given in a source with
-    precedence."""
+    """Return the data folder: the one of --profile, unless a source of higher precedence gives --data-dir."""
     name = context.meta["profile"]
     if name is None:
         return located(value)
@@ -193,7 +193,7 @@ as_of_now_option = option(
 
 
 def model_option(function: F) -> F:
-    """Add --model, for a run that already has its manifest."""
+    """Add --model, for commands that use a run with a manifest."""
     return setting("--model", metavar="FOLDER")(function)
 
 
@@ -236,12 +236,12 @@ def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
 
 
 def reason(error: ValidationError) -> str:
-    """Return the reason why a value is invalid, in pydantic's words or ours."""
+    """Return the reason why a value is invalid: the text of pydantic or of our validator."""
     return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
 
 
 def dtype_option(function: F, key: str = "") -> F:
-    """Add --dtype, for a model that is run."""
+    """Add --dtype, for commands that run a model."""
     return setting("--dtype", key=key, metavar="FORMAT", show_default=False)(function)
 
 
@@ -251,7 +251,7 @@ def model_options(function: F) -> F:
 
 
 def verifier_option(function: F) -> F:
-    """Add --verifier, for a run that already has its manifest."""
+    """Add --verifier, for commands that use a run with a manifest."""
     return setting("--verifier", metavar="MODULE:FUNCTION")(function)
 
 
@@ -293,11 +293,11 @@ dry_run_option = option("--dry-run", is_flag=True, help="Only say what would cha
 details_option = option(
     "--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md)."
 )
-"""Option --details, for commands that use plain words without it."""
+"""Option --details, for commands that otherwise print plain words."""
 
 
 def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
-    """Have errors printed as JSON, too, wherever the option is given."""
+    """Print errors as JSON, too, wherever on the command line the option is given."""
     output.state.as_json = output.state.as_json or value
     return value
 
@@ -323,11 +323,11 @@ def long_name(names: Iterable[str]) -> str:
 
 
 PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-"""Form of a profile's name, which is the name of a folder."""
+"""Pattern of a profile's name, which is also the name of a folder."""
 
 MAX_LISTED = 1_000
-"""Maximum number of folders in the list of data folders. In a full list, folders that no longer exist are
-dropped: tests and swarms leave many."""
+"""Maximum number of folders in the list of data folders. When the list is full, folders that no longer exist
+are dropped from it: tests and swarms leave many of them."""
 
 
 def profile_folder(name: str) -> Path:
@@ -336,7 +336,7 @@ def profile_folder(name: str) -> Path:
 
 
 def place(folder: Path) -> tuple[str, ...]:
-    """Return the options that name a data folder; none for the default folder."""
+    """Return the options that name a data folder; empty for the default folder."""
     folder = folder.expanduser().resolve()
     if folder == located(DATA_DIR).resolve():
         return ()

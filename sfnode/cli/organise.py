@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from sfprotocol.decisions import Decision
 
 PAGE = 1000
-"""Number of members requested at a time: the maximum of one answer (`sfnode.schema.views.MAX_PAGE`)."""
+"""Number of members that are requested at a time, the maximum in one answer
+(`sfnode.schema.views.MAX_PAGE`)."""
 
 KEY_DIGITS = 8
-"""Minimum number of hex digits with which a key names a member. Fewer digits are the member's number, which
-is below 2^24."""
+"""Minimum number of a key's first hex digits that name a member. Fewer digits are read as the member's
+number, which is below 2^24."""
 
 MAX_U32 = (1 << 32) - 1
 
@@ -133,7 +134,8 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
 
 
 def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
-    """Return a command that has the running node sign the decision of `make`, and prints the change.
+    """Return a command that makes the running node sign the decision that `make` returns, and prints the
+    change.
 
     `make` takes a client of the node and the command's own options. It returns the decision.
     """
@@ -434,7 +436,7 @@ def _members(node: SyncClient, find: str) -> list[told.MemberStatus]:
 
 
 def _member(node: SyncClient, name: str) -> int:
-    """Return a member's number from its number or the first digits of its key."""
+    """Return the number of the member that `name` names, by its number or by the first digits of its key."""
     if len(name) < KEY_DIGITS and name.isdecimal():
         return int(name)
     digits = name.lower()
@@ -443,13 +445,13 @@ def _member(node: SyncClient, name: str) -> int:
 
 
 def _chosen(node: SyncClient, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the numbers of members in ascending order, without repetition."""
+    """Return the numbers of the members that `names` name, in ascending order and without repetition."""
     return tuple(sorted({_member(node, name) for name in names}))
 
 
 def _origin(node: SyncClient, digits: str) -> str:
-    """Return the key, of a newcomer or a member, that begins with these digits. A whole key is returned as it
-    is."""
+    """Return the key of the newcomer or member that begins with these digits. A whole key is returned
+    unchanged."""
     _check_digits(digits)
     if len(digits) == 64:
         return digits
@@ -521,7 +523,7 @@ def _told_of(one: told.StandInStatus) -> str:
 
 
 def _doubted(one: told.EvidenceStatus) -> str:
-    """Describe the work that seals skip because of a member's evidence, and what to do about it."""
+    """Describe a member whose work is skipped by seals because of the evidence, and what to do about it."""
     measured = f"loss lowered by {nats(one.worth)} with {one.updates} measured updates"
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:

@@ -33,8 +33,8 @@ def echo(
 ) -> None:
     """Print a text, in a colour if one is given.
 
-    Names, addresses and reasons in it may be texts of strangers. So long lines are cut, unless they are JSON
-    or `whole` is set.
+    Names, addresses and reasons in the text may be chosen by strangers. So long lines are cut, unless they
+    are JSON or `whole` is set.
     """
     state.printed = state.printed or not err
     shown = printable(text) if whole or state.as_json else lines(text)
@@ -44,8 +44,8 @@ def echo(
 def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
     """Return rows as lines, in columns as wide as their widest cells.
 
-    The first row has the heads. Columns in `right` are aligned right. rich's table takes a millisecond a row,
-    too long for thousands of rows, and cuts cells where there is no terminal.
+    The first row has the headings. Columns in `right` are right-aligned. rich's table is not used, because it
+    takes a millisecond a row, too long for thousands of rows, and cuts cells where there is no terminal.
     """
     from rich.cells import cell_len
 
@@ -66,7 +66,7 @@ def ask(question: str, **how: Any) -> str:
 
 
 def echo_usage(error: click.ClickException) -> None:
-    """Print click's message about a command line. It may quote names from data."""
+    """Print click's message about a command line. The message may quote names from data."""
     said = StringIO()
     error.show(said)
     echo(said.getvalue(), err=True, end="")

@@ -27,13 +27,14 @@ EXAMPLES = (
     "not_while=steam,blender mb_per_day=500 upload_rate=500k download_rate=2M"
 )
 NAMES = dict(one.split("=") for one in EXAMPLES.split())
-"""Example values of limits, keyed by the field of `Limits`. Importing `Limits` itself takes long."""
+"""Example values of limits, keyed by the field of `Limits`. They are written here because importing `Limits`
+takes long."""
 
 NO_LIMIT = ("none", "off", "")
 """Values that remove a limit."""
 
 LEAVE_DEADLINE = 10.0
-"""Time limit for a node to end, in seconds; it takes less than two."""
+"""Time limit for a node to end, in seconds. A node takes less than 2 s."""
 
 _POLL = 0.05
 """Seconds between two checks of whether the node has ended."""
@@ -43,7 +44,7 @@ _POLL = 0.05
 
 
 def parse_duration(_context: Any, _parameter: Any, value: str | None) -> float | None:
-    """Return `2h`, `90m`, `1h30m` or `45s` in seconds."""
+    """Return a duration such as `2h`, `90m`, `1h30m` or `45s` in seconds."""
     if value is None:
         return None
     form = re.fullmatch(r"(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?", value.strip(), re.ASCII)
@@ -113,12 +114,13 @@ def limit_lines(limits: object) -> str:
 
 
 _SEVERAL = re.compile(r",(?=[ ]*[a-z_-]+[ ]*=)")
-"""Pattern of the comma between two limits in one word. Unlike a comma within a value, it has a name after
-it."""
+"""Pattern of the comma between two limits in one word. A name and `=` follow it, unlike a comma within a
+value."""
 
 
 def _changes(words: Iterable[str]) -> dict[str, str | None]:
-    """Return the limits in words such as `cpu=50,hours=22:00-07:00`, keyed by field. None removes a limit."""
+    """Return the limits in command-line words such as `cpu=50,hours=22:00-07:00`, keyed by field. The value
+    None removes a limit."""
     return dict(_change(text) for word in words for text in _SEVERAL.split(word))
 
 

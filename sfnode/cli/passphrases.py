@@ -38,8 +38,8 @@ def passphrase_file_option(function: F, key: str = "") -> F:
 
 
 def chosen(file: Path | None, of: str = "the keys") -> bytes:
-    """Return a new passphrase, from `file` or typed twice. Raises UserError BAD_OPTION if the file has
-    none."""
+    """Return a new passphrase from `file` or, without a file, one that the user types twice. Raises UserError
+    BAD_OPTION if the file has no passphrase."""
     return _typed(f"Passphrase of {of}", confirm=True) if file is None else _read(file)
 
 
@@ -101,8 +101,9 @@ def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: 
     """Restore the keys of a backup to their places. Existing keys are not replaced.
 
     Updates that were signed after the backup may be unknown here. So the node begins a new feed, as the same
-    member. The organiser's later decisions may be unknown, too. With stand-ins its key signs nothing in a
-    term that had begun. Without them it signs once others reported that they have no more decisions.
+    member. The organiser's later decisions may be unknown, too. With stand-ins, the organiser's key then
+    signs nothing in a term that had begun. Without stand-ins, it signs once other nodes reported that they
+    have no more decisions.
     """
     from sfnode.store import key_backup
 
@@ -113,7 +114,7 @@ def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: 
 
 
 def _said(place: str, data: bytes) -> str:
-    """Describe a key of a backup, with the beginning of its public half."""
+    """Describe a key of a backup, with the first digits of its public key."""
     from sfnode.store.key_backup import public
 
     name = place.partition("/")[2]

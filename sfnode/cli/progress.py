@@ -33,11 +33,11 @@ FOLLOW_INTERVAL = 0.25
 """Seconds between two requests to a node that is starting."""
 
 LINES = 10.0
-"""Seconds without output before the next line of progress, where there is no terminal."""
+"""Seconds from the last output to the next line of progress, where there is no terminal."""
 
 TELLING = 0.05
-"""Threshold share of finished work. Above it the time left follows from the work's own speed, below it from
-the expected time."""
+"""Threshold of the share of work that is done. Above it the time left is computed from the measured speed,
+below it from the expected duration."""
 
 MINUTES = 100.0
 """Threshold in seconds. Longer times are shown in minutes."""
@@ -50,10 +50,10 @@ T = TypeVar("T")
 
 @contextmanager
 def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
-    """Show `what` as running within the block, and its progress once the block reports it.
+    """Show `what`, the work within the block, and its progress once the block reports it.
 
-    On a terminal it is a bar, elsewhere a line every LINES seconds. `seconds` is the expected duration. The
-    time left follows from it until the work's own speed is known.
+    On a terminal a bar is shown, elsewhere a line every LINES seconds. `seconds` is the expected duration,
+    from which the time left is computed until the speed of the work is known.
     """
     if not sys.stderr.isatty():
         with _lines(what, seconds) as advance:
@@ -71,8 +71,8 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
 
 
 class _Told(ProgressColumn):
-    """A column of a progress bar, with a function's text about the work. Names in the text may be
-    strangers'."""
+    """A column of a progress bar, with the text that a function returns for the work. Strangers may have
+    chosen names in the text."""
 
     def __init__(self, say: Callable[[Task], str] = lambda task: paragraph(task.description)) -> None:
         super().__init__()
@@ -83,14 +83,14 @@ class _Told(ProgressColumn):
 
 
 class _Bar(BarColumn):
-    """A bar that appears once the total is known; before that rich would draw a full one."""
+    """A bar that appears once the total is known. Before that, rich would draw a full bar."""
 
     def render(self, task: Task) -> Any:
         return super().render(task) if task.total else Text("...")
 
 
 def _far(task: Task) -> str:
-    """Return the amount done; empty until the total is known, where rich would show `0/?`."""
+    """Return the amount done as text; empty until the total is known, for which rich would show `0/?`."""
     return f"{task.completed:,.0f}/{task.total:,.0f}" if task.total else ""
 
 
@@ -134,10 +134,10 @@ def left_text(done: float, elapsed: float, expected: float) -> str:
 
 
 class Narration:
-    """Reports of a starting node's work and its progress, until it trains.
+    """Reports a starting node's work and its progress, until the node trains.
 
-    On a terminal it is one changing line, and a log line for each finished part; elsewhere log lines. They
-    continue while the main thread imports a library, because they come from a separate thread.
+    On a terminal it prints one changing line, and a log line for each finished part of the work; elsewhere
+    only log lines. A separate thread prints them, even while the main thread imports a library.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class Narration:
         self.rest()
 
     def heard(self, record: logging.LogRecord) -> bool:
-        """Take note of a log record: it may begin new work, which ends the work before. Return whether to
-        print the record. On a terminal, records that begin work are not printed."""
+        """Handle a log record. If it begins new work, the work before has ended. Return whether to print the
+        record: on a terminal, records that begin work are not printed."""
         if getattr(record, BEGINS, False):
             self.rest()
             self._what, self._since = record.getMessage(), self._clock()
@@ -229,11 +229,12 @@ class Narration:
 
 
 _followers: set[asyncio.Task[None]] = set()
-"""References that prevent the tasks from being collected; they end with the event loop."""
+"""References to the tasks, which prevent their garbage collection. The tasks end with the event loop."""
 
 
 def follow(status: Callable[[], Status], narration: Narration) -> None:
-    """Report through `narration` the work of a node that joined, until it trains or has nothing to do."""
+    """Report the work of a node that joined through `narration`, until the node trains or has nothing to
+    do."""
     task = asyncio.create_task(_follow(status, narration))
     _followers.add(task)
     task.add_done_callback(_followers.discard)
@@ -252,8 +253,8 @@ async def _follow(status: Callable[[], Status], narration: Narration) -> None:
 
 
 def doing(now: Status) -> tuple[str, str]:
-    """Return a node's work before its first update, and its progress. Later return an empty text, and the
-    last line to print."""
+    """Return a node's work before its first update, and the progress of that work. After the first update,
+    return an empty text and the last line to print."""
     match now.state:
         case NodeState.STARTING if now.fetch:
             return (

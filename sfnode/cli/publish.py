@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 LEAST_EVERY = 10.0
-"""Minimum time between two publications, in seconds: publishing a long run takes longer than that."""
+"""Minimum of --every, in seconds. One publication of a long run takes longer."""
 
 KEY_DIGITS = 8, 64
 """Minimum and maximum number of hex digits that name a key to hide: the digits that a page shows, and the
@@ -55,7 +55,7 @@ def _every(context: Any, parameter: Any, value: str | None) -> float | None:
 
 
 def parse_keys(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the beginnings of keys in lower case."""
+    """Return the beginnings of keys to hide, in lower case."""
     least, most = KEY_DIGITS
     for value in values:
         if not re.fullmatch(rf"[0-9a-fA-F]{{{least},{most}}}", value):
@@ -170,7 +170,7 @@ def _publish(
     key: tuple[Path, Path | None],
     said: str,
 ) -> str:
-    """Publish once and report it. Print the warnings if they differ from `said`, the previous ones, and
+    """Publish once, and print that. Print the warnings if they differ from the previous ones, `said`, and
     return them."""
     from sfnode.manifest import names_folders
     from sfnode.publish.asking import ask
@@ -199,8 +199,8 @@ def _publish(
 def _signer(
     manifest: Manifest, update_log: UpdateLog, keys_dir: Path, passphrase_file: Path | None
 ) -> tuple[Signer | None, list[str]]:
-    """Return the signer of run.json and no reason; or None and the reason why the key here cannot sign. In an
-    open run, or without a key, return None and no reason."""
+    """Return the signer of run.json, and at most one warning. The signer is None in an open run, without a
+    key, and if the key here cannot be used. The warning gives the reason in the last case."""
     from sfnode.publish.signature import Signer
     from sfnode.store.replay import kept_control, sound_control
     from sfnode.store.run_keys import load_organiser_key, read_passphrase

@@ -95,7 +95,7 @@ def remove(data_dir: Path) -> None:
 
 
 def _unit(folder: Path) -> Path:
-    """Return the file of the unit for a data folder. It is named after the folder.
+    """Return the path of the unit for a data folder. The unit is named after the folder.
 
     Raises UserError BAD_OPTION if the unit is for another folder of that name.
     """

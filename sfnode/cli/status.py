@@ -79,7 +79,7 @@ def _lines(s: Status) -> list[str]:
 
 
 def _detail_lines(s: Status) -> list[str]:
-    """Return precise figures of the state."""
+    """Return lines with precise figures, for --details."""
     lines = [f"digest   {s.digest}"]
     lines += [f"origin   {s.origin}, incarnation {s.incarnation}"] if s.origin else []
     lines += [f"drift    {drift_in_words(s.drift)}"] if s.drift else []
@@ -170,7 +170,7 @@ def list_(as_json: bool) -> None:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """Describe the run in `folder`, from its node if one runs."""
+    """Describe the run in `folder`, from the answers of its node if one runs."""
     run: dict[str, Any] = {"folder": str(folder), "run_name": None, "run_id": None}
     if holder(folder) is not None:
         try:

@@ -1,7 +1,7 @@
 """`sfnode organise hand-over` and `sign`: changes of the organiser's key.
 
-A succession is a file. A running node proposes it, deputies add their votes wherever their keys are, and any
-node of the run submits it.
+A succession is a file that a running node proposes. Deputies add their votes where their keys are, and any
+node of the run submits the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from sfprotocol.messages import Authority, Succession
 
 MAX_FILE = 65_536
-"""Maximum size of a succession file, in bytes. With the keys and votes of 64 deputies a file has 20,000."""
+"""Maximum size of a succession file, in bytes. With the keys and votes of 64 deputies a file has 20,000
+bytes."""
 
 
 @click.command
@@ -144,7 +145,8 @@ def sign(
 
 
 def _new_key(run_id: str, keys_dir: Path) -> tuple[Identity, Path]:
-    """Return a new organiser's key and its place. Raises UserError BAD_OPTION if a key exists there."""
+    """Return a new organiser's key, and the path for it. Raises UserError BAD_OPTION if a key exists
+    there."""
     from sfnode.store.identity import Identity
     from sfnode.store.run_keys import organiser_key
 
@@ -189,7 +191,7 @@ def _succession(said: SuccessionFile) -> tuple[Authority, Succession]:
 
 
 def _valid(said: SuccessionFile) -> int:
-    """Return the number of valid votes."""
+    """Return the number of valid votes in a succession file."""
     from sfprotocol.control_feed import valid_votes
 
     return len(valid_votes(*_succession(said)))

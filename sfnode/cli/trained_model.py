@@ -43,7 +43,7 @@ class TrainedModel(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """The seal and the number of updates, in words."""
+        """Description of the state: the seal and the number of updates."""
         after = "" if self.seal is None else f"after round {self.seal}, "
         return f"{after}{self.updates} updates"
 
@@ -61,7 +61,7 @@ def load(
     now.
 
     Warns on standard error about missing updates of the last seal. Raises UserError DATA_DIR_UNUSABLE,
-    MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is complete here, and for an `epoch` as
+    MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is complete here; with an `epoch` also the errors of
     `checkout.at_seal`.
     """
     layout, sensors = Layout(data_dir), Sensors(device)
@@ -93,7 +93,7 @@ def load(
 
 
 def base_model(manifest: Manifest, layout: Layout, model: Path | None, device: str, dtype: str) -> Trainer:
-    """Load the base model of the run in a node's folder for measurements, with the stored bases and data.
+    """Load the base model of the run in a node's folder, with the stored bases and data, for measurements.
     Raises UserError MODEL_* and DEVICE."""
     from sfnode.engine.trainer import Trainer
     from sfnode.store.named_files import model_of, places_of
@@ -152,7 +152,8 @@ def best_epoch(data_dir: Path) -> int:
 
 
 def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Mapping[Feed, Counted]:
-    """Return, for each feed, the updates that `load` applies. Raises and warns like `load`."""
+    """Return, for each feed, the updates that `load` applies. Raises the errors of `load`, and prints the
+    same warning."""
     from sfnode.node.startup import settled
 
     machine = settled(manifest.parameters(), update_log)

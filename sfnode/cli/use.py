@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 MOST_TOKENS = 4096
-"""Maximum length of an answer, in tokens: more than any model here writes in an hour on a CPU."""
+"""Maximum length of an answer, in tokens: more than a model generates in an hour on a CPU."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""Prefixes that spreadsheet programs take for a formula (OWASP, CSV injection)."""
+"""First characters of texts that spreadsheet programs take for a formula (OWASP, CSV injection)."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?([eE][+-]?[0-9]+)?")
 
@@ -133,7 +133,7 @@ def _folder_of(run: Path) -> Path:
 
 
 def _task(folder: Path, exported: Path | None, device: str) -> Task:
-    """Return the task of the model, before anything slow is loaded."""
+    """Return the task of the model, without loading anything slow."""
     if exported is None:
         from sfnode.cli.trained_model import check
 
@@ -175,7 +175,7 @@ def _untrained(folder: Path) -> UserError:
 
 
 def _row(task: Task, texts: Sequence[str]) -> Row:
-    """Return the row of these texts: the fields of the template, then the candidates of a choice."""
+    """Return the row of `texts`: first the fields of the template, then the candidates of a choice."""
     from sfnode.tasks.prompts import questions
 
     fields = [name for name in questions(task) if name != task.candidates_field]
@@ -216,7 +216,8 @@ def _problem(task: Task, row: Row) -> str | None:
 
 
 def _typed(task: Task) -> Iterator[Row]:
-    """Yield the texts that a user types at a terminal until the end. Elsewhere each line is a text."""
+    """Yield rows of the texts that a user types at a terminal until the end of input. Without a terminal each
+    line is a text."""
     from sfnode.tasks.prompts import questions
 
     names = questions(task)
@@ -236,7 +237,8 @@ def _typed(task: Task) -> Iterator[Row]:
 
 
 def _line(name: str) -> str:
-    """Return the next line, if it is not empty. Raises click.Abort at the end."""
+    """Return the next text: what the user types or, without a terminal, the next line that is not empty.
+    Raises click.Abort at the end of the input."""
     if sys.stdin.isatty():
         return ask(name, prompt_suffix="> ", err=True)
     for line in sys.stdin:
@@ -246,9 +248,9 @@ def _line(name: str) -> str:
 
 
 def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
-    """Return the rows of a file, each with the reason why it can have no answer; empty if it can.
+    """Return the rows of a file, each with the reason why the model cannot answer it; empty if it can.
 
-    Raises UserError DATA_* if a column is missing or, unless they may be skipped, for a bad row.
+    Raises UserError DATA_* if a column is missing, and for a bad row unless `skip_bad` is set.
     """
     from sfnode.tasks import dataset
     from sfnode.tasks.prompts import questions
@@ -274,7 +276,7 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
 
 
 def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:
-    """Write the rows of a file with their answers, once all have one."""
+    """Write the rows of a file with their answers, once all rows have been answered."""
     from sfnode.engine.samples import chooses
     from sfnode.store.disk_errors import disk_faults
     from sfnode.tasks.row_files import dialect

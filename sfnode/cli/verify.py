@@ -80,8 +80,8 @@ def verify(
 
 
 def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
-    """Check that a fork's base model is its parent's state, if `parent` is given. Return the result in words;
-    for a run that is no fork, an empty text."""
+    """Check that a fork's base model is its parent's state, if `parent` is given. Return the result in words,
+    or an empty text for a run that is not a fork."""
     if parent is not None:
         from sfnode.cli.fork import check_parent
 
@@ -97,8 +97,8 @@ def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
 
 
 def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
-    """Describe how many of the run's published bases are stored here, after checking these; empty for a run
-    without published bases.
+    """Check the published bases that are stored here, and describe their number; empty for a run without
+    published bases.
 
     Raises UserError BASES_UNUSABLE for bases that do not match.
     """

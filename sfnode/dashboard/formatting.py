@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfnode.schema.status import FetchStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
-"""Limits that are bytes, or bytes per second."""
+"""Names of limits whose unit is bytes, or bytes per second."""
 
 REACHES = {
     "internet": "",
@@ -28,7 +28,7 @@ REACHES = {
     "join with --auto-relay.",
     "machine": "It holds addresses of this machine only: nobody can join from another one.",
 }
-"""Notes on an invitation, keyed by the networks from which its addresses can be reached (`Reach`)."""
+"""Warnings about an invitation, keyed by the networks from which its addresses can be reached (`Reach`)."""
 
 UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
 """Units of the other limits, keyed by the limit's name."""
@@ -39,12 +39,13 @@ _PLAIN = dict(zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", str
 
 
 def plain(text: str) -> str:
-    """Replace characters that a terminal without Unicode cannot show by ASCII."""
+    """Replace characters that a terminal without Unicode cannot show with ASCII characters."""
     return "".join(_PLAIN.get(letter, letter if letter.isascii() else "?") for letter in text)
 
 
 def printable(text: str) -> str:
-    """Replace every invisible character by one visible character, for tables that count columns."""
+    """Replace every invisible character with one visible character, for tables whose column widths are
+    computed."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
@@ -60,8 +61,8 @@ def nats(worth: int) -> str:
 
 
 def evidence_in_words(one: EvidenceStatus) -> str:
-    """Format the evidence on a member's work: `evidence 1.24, agreement 0.95`, and `, an outlier in 12 % of
-    its latest epochs` if its work was too large lately."""
+    """Format the evidence on a member's work: `evidence 1.24, agreement 0.95`. If the work was too large in
+    some of the latest epochs, add `, an outlier in 12 % of its latest epochs`."""
     said = f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
     percent = round(100 * one.outlier_share)
     return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
@@ -84,19 +85,20 @@ def percent(share: float) -> str:
 
 
 def short(name: str, width: int = 12) -> str:
-    """Shorten a long id to its end, where peer ids differ."""
+    """Return the last characters of a long id, because peer ids begin alike."""
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
 def beside(found: Evaluation, digits: int = 4) -> str:
-    """Format the figure beside a value: `, loss 0.6870`, or `, mean reward 0.3130` of a reward run."""
+    """Format the trained quantity that is shown after a metric's value: `, loss 0.6870`, or in a reward run
+    `, mean reward 0.3130`."""
     trained = metric_of(found.metric).trained
     return f", {trained.name} {trained.of(found.loss):.{digits}f}"
 
 
 def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
-    """Format a linear probe's result on the same held-out rows. If the probe is better than the model, add
-    the command `fork`, which makes a run of it, unless that is empty."""
+    """Format a linear probe's result on the held-out rows of the model. If the probe is better than the
+    model, add the advice to train on, with the command `fork` unless that is empty."""
     said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
     if not probe.better:
         return [said]
@@ -106,8 +108,8 @@ def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
 
 
 def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
-    """Format the results of baselines without a model on the same held-out rows, and how to install TF-IDF if
-    it is missing."""
+    """Format the results of baselines without a model on the held-out rows of the model, and how to install
+    TF-IDF if it is missing."""
     said = [
         f"{one.name} of {count(one.rows)} training rows: {measured(one)}{beside(one, 3)}" for one in found
     ]
@@ -116,7 +118,8 @@ def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
 
 
 def term_in_words(term: int) -> str:
-    """Return a term for people: the number of successions, and of elections after that (SPEC O4)."""
+    """Format a term for people: the number of successions, and the number of elections after the last
+    succession (SPEC O4)."""
     from sfprotocol.messages import ELECTED_TERMS
 
     succession, election = divmod(term, ELECTED_TERMS)
@@ -141,12 +144,13 @@ def _value(found: Evaluation) -> str:
 
 
 def download_in_words(fetch: FetchStatus) -> str:
-    """Describe the object of a download in plain words, not in the protocol's."""
+    """Name the object of a download in plain words instead of the protocol's terms."""
     return "directions of training" if fetch.what == "bases" else fetch.what
 
 
 def qr_svg(link: str) -> str:
-    """Draw a link as a QR code, an SVG without sizes. It is safe markup: segno writes numbers only."""
+    """Draw a link as a QR code: an SVG without width and height. It is safe markup: segno writes numbers
+    only."""
     import segno
 
     drawing = BytesIO()
@@ -158,7 +162,7 @@ def qr_svg(link: str) -> str:
 
 
 def limits_in_words(limits: object) -> dict[str, str]:
-    """Format the limits in force, keyed by name. `limits` is a `Limits`, validated or not."""
+    """Format the values of the limits in force, keyed by name. `limits` is a `Limits`, validated or not."""
     return {name: _limit(name, value) for name, value in vars(limits).items() if value}
 
 
@@ -178,8 +182,8 @@ def bar(share: float, width: int) -> str:
 
 
 def spark(values: Sequence[float | None], width: int) -> str:
-    """Draw values as at most `width` blocks, each as high as the mean of its values. None, infinite values
-    and NaN are left out."""
+    """Draw values as at most `width` block characters. The height of each is the mean of the values that it
+    stands for, without None, infinite values and NaN."""
     there = [value for value in values if value is not None and math.isfinite(value)]
     many = min(width, len(there))
     shown = [fmean(there[len(there) * n // many : len(there) * (n + 1) // many]) for n in range(many)]

@@ -1,9 +1,9 @@
 """Draws one frame of `sfnode top`: lines that fit the terminal.
 
-Pure: independent of terminal, keyboard and client. Texts of others are Text, never markup, and control
-characters in them are replaced.
+Pure: independent of terminal, keyboard and client. Strangers' texts are drawn as rich's Text, never as
+markup, and control characters in them are replaced.
 
-Anybody may choose any name. So the beginning of the key, which nobody can choose, stands beside each name.
+Each name is shown with the beginning of its key, because anybody may choose any name, but nobody a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 HEADLINE_LINES = 2
-"""Number of lines for the sentence on whether the model gets better."""
+"""Number of lines for the headline, a sentence on whether the model gets better."""
 
 WIDE = 140
 """Minimum width, in columns, at which two tables are shown side by side."""
@@ -39,13 +39,13 @@ TALL = 30
 """Minimum height, in lines, at which this node's contribution and use of its machine are shown."""
 
 COURSE = 24
-"""Width of the curve of results beside the sentence, in columns."""
+"""Width, in columns, of the curve of results beside the headline."""
 
 GAP = 4
 """Number of columns between two tables."""
 
 BESIDE_COURSE = 64
-"""Number of columns beside a curve of the loss or the rate, for its value now and its range."""
+"""Number of columns beside a curve of the loss or the rate, for the current value and the range."""
 
 ACTIVITY_LINES = 2
 """Number of lines for the sentence on the node's activity."""
@@ -79,8 +79,8 @@ class Shown(NamedTuple):
     now: Now
     curves: Curves
     origins: Origins | None = None
-    """Origins to draw beside the neighbours, or in their place where the terminal is narrow; None for the
-    neighbours alone."""
+    """Origins to draw beside the neighbours, or in place of the neighbours in a narrow terminal; None: draw
+    the neighbours alone."""
     note: str = ""
     """A message for the last line."""
     evaluations: Sequence[EpochEvaluation] = ()
@@ -109,13 +109,13 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
 
 
 def _drift(now: Now) -> list[Text]:
-    """Return the drift of the model that was evaluated last; empty if none was."""
+    """Describe the drift of the model that was evaluated last; empty before an evaluation."""
     found = now.status.drift
     return [Text(f"{moved_in_words(found.distance)}.".capitalize(), "dim")] if found else []
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:
-    """Return the frame while no node answers."""
+    """Return the lines of the frame that is shown while no node answers."""
     words = "Waiting for one. Start it with `sfnode join`, or name its folder with --data-dir."
     lines = [
         Text(" sfnode top".ljust(width), "reverse"),
@@ -136,7 +136,7 @@ def ascii_only(lines: Sequence[Text]) -> list[Text]:
 
 
 def _drawn(what: RenderableType, width: int) -> list[Text]:
-    """Return rich's layout of `what` as lines of at most `width` columns."""
+    """Lay out `what` with rich, and return it as lines of at most `width` columns."""
     lines = Console(width=width, file=StringIO()).render_lines(what, pad=False)
     drawn = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines]
     for line in drawn:
@@ -174,7 +174,8 @@ def _alarm(now: Now, width: int) -> list[Text]:
 
 
 def _headline(found: Quality, width: int) -> list[Text]:
-    """Draw the sentence on whether the model gets better, with the curve of its results."""
+    """Draw the headline, a sentence on whether the model gets better, with the curve of the model's
+    results."""
     words = found.headline
     lines = wrap(words.text, width, max_lines=HEADLINE_LINES, placeholder="…")
     drawn = [Text(line, f"bold {STYLES[words.mood]}".strip()) for line in lines]
@@ -208,7 +209,7 @@ def _progress(name: str, share: float, words: str, left: float | None, width: in
 
 
 def _courses(shown: Shown, width: int) -> list[Text]:
-    """Draw the loss and the rate: value now, curve, and range."""
+    """Draw the loss and the rate: current value, curve and range of each."""
     c, p, s = shown.curves, shown.now.progress, shown.now.status
     trained = trained_by(s.task)
     losses = [None if loss is None else trained.of(loss) for loss in c.loss]
@@ -279,7 +280,7 @@ def _limits(now: Now, width: int) -> list[Text]:
 
 
 def _tables(shown: Shown, width: int, room: int) -> list[Text]:
-    """Draw the neighbours or the origins; both if there is room."""
+    """Draw a table of the neighbours, one of the origins, or both if they are wanted and there is room."""
     if shown.origins is None:
         return _drawn(peers(shown.now, width, room), width)
     if width < WIDE or shown.only_origins:
@@ -323,7 +324,7 @@ def peers(now: Now, width: int, room: int) -> Group:
 
 
 def origins(page: Origins, room: int) -> Group:
-    """Draw the origins with the greatest worth, or most updates, counted in the log."""
+    """Draw the origins with the greatest worth or, if no worth was measured, with the most updates."""
     gain = ["gain"] if any(one.gain_share is not None for one in page.origins) else []
     numbers = ("rank", "updates", "share", "gain")
     table = _table("rank", "who", "key", "updates", "share", *gain, "team", numbers=numbers)
@@ -342,12 +343,13 @@ def origins(page: Origins, room: int) -> Group:
 
 
 def _that_fit(rows: Sequence[T], room: int, total: int) -> Sequence[T]:
-    """Return as many rows as fit below the heads. The first line states the number of the others."""
+    """Return as many of the first rows as fit below the headings. If there are more, a line is left free for
+    their number."""
     return rows[: max(0, room - 1 if total < room else room - 2)]
 
 
 def _table(*names: str, numbers: Sequence[str]) -> Table:
-    """Return an empty table. Where space is short, only its names and teams are cut."""
+    """Return an empty table. Where space is short, only its columns in CHOSEN are cut."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
     for name in names:
         justify: JustifyMethod = "right" if name in numbers else "left"

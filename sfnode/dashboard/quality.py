@@ -1,8 +1,8 @@
 """The quality of a run's model: figures and a sentence, the same in the terminal, in the browser and on the
 published page.
 
-For an organised run it follows from the organiser's published results, for an open run from evaluations of
-this node. Independent of terminal and browser; needs no library.
+For an organised run, quality is based on the organiser's published results, for an open run on this node's
+evaluations. Independent of terminal and browser; needs no library.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class Point:
     """A measurement of one model, with its 95 % confidence interval."""
 
     x: int
-    """Epoch of an organised run; in an open run updates in the model."""
+    """Position on the x-axis: in an organised run the epoch, in an open run the number of updates in the
+    model."""
     value: float
     low: float
     high: float
     count: int
-    """Rows."""
+    """Number of rows."""
     name: str = ""
-    """Name of a result of the base model, with which others are compared; empty for other results."""
+    """Name of a result of the base model, with which other results are compared; empty for other results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +51,22 @@ class Quality:
     across: str
     """Unit of the x-axis, `round` or `updates`."""
     compared: list[Point]
-    """Results of the base model. The first is measured like the model. The second, if there is one, is
-    measured the other way: with calibration or without."""
+    """Results of the base model. The first result is calibrated if the model's results are, and uncalibrated
+    if they are not. The second, if there is one, is the opposite."""
     now: Point | None
     best: Point | None
     points: list[Point]
-    """Oldest first."""
+    """Results of the trained model, in ascending order of `x`."""
     headline: Words
     metric: str | None = None
-    """Metric of the points; None before the first measurement, and then `name` is empty."""
+    """Metric of the points. Before the first measurement it is None, and `name` is empty."""
     name: str = ""
-    """The metric for people."""
+    """Name of the metric, for people."""
     is_share: bool = False
-    """Whether values are shown in per cent."""
+    """Whether the metric's values are shown in per cent."""
     beside: str = ""
-    """Sentence on the trained quantity if people understand it: `Mean reward 0.922 now, 0.316 before
-    training.`"""
+    """Sentence on the mean reward: `Mean reward 0.922 now, 0.316 before training.` Empty unless it is a
+    reward run."""
 
 
 def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
@@ -109,8 +110,8 @@ def _told(
     base: Evaluation | None,
     early: str = "",
 ) -> Quality:
-    """Return `found` with its headline: a sentence on the last result or, if there is none, on the reason
-    `early`."""
+    """Return `found` with its headline: a sentence on the last result or, if there is no result, on the
+    reason `early` for that."""
     compared = [*([_point(base, 0, BEFORE)] if base else []), *found.compared]
     course = [one.value for one in (*compared[:1], *found.points)]
     if latest is None:
@@ -146,7 +147,7 @@ def quality(
 def verdict(health: RunHealth, latest: Evaluation | None, base: Evaluation | None, *, rises: bool) -> Words:
     """Return a sentence on whether a model gets better, the same in every view.
 
-    `rises`: whether the last results show a gain and more will come.
+    `rises`: whether the results still get better, and the run is not complete.
     """
     if latest is None:
         return Words("Too early to tell")
@@ -170,8 +171,8 @@ def verdict(health: RunHealth, latest: Evaluation | None, base: Evaluation | Non
 def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
     """Return whether the results of a model still get better.
 
-    They do if the gain of the last third exceeds `noise`, such as half of a 95 % interval. `course` begins
-    with the base model's result.
+    They do if the gain over the last third of `course` exceeds `noise`, such as half the width of a 95 %
+    interval. `course` begins with the base model's result.
     """
     if len(course) < 2:
         return False
@@ -180,13 +181,13 @@ def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
 
 
 def _by(latest: Evaluation, base: Evaluation | None, word: str = "better") -> str:
-    """Return `Better by 3.1 points`, or `Better than before training` if the number says nothing."""
+    """Return `Better by 3.1 points`, or `Better than before training` if the difference cannot be stated."""
     by = better_by(latest.metric, base.value, latest.value) if base else ""
     return (by if by.startswith(word) else f"{word} than {BEFORE}").capitalize()
 
 
 def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
-    """Compare two results. If their intervals do not overlap, they differ by more than noise."""
+    """Compare two results: better or worse if their intervals do not overlap, otherwise NO_BETTER."""
     if base is None:
         return RunHealth.UNKNOWN
     low, high = latest.low > base.high, latest.high < base.low
@@ -196,8 +197,8 @@ def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
 
 
 def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
-    """Return a sentence on the mean reward, now and before training; empty for losses, which few people
-    understand."""
+    """Return a sentence on the mean reward, now and before training. It is empty unless the run is a reward
+    run, because few people understand losses."""
     trained = metric_of(latest.metric).trained if latest else LOSS
     if latest is None or not trained.rises:
         return ""

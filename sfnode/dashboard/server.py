@@ -1,10 +1,11 @@
 """The web dashboard: static files, and JSON answers made from the control socket's answers.
 
-It may run in the node's process or in its own. Either way it reaches the node only through the client.
+The dashboard may run in the node's process or in its own. In both cases it reaches the node only through the
+client.
 
 Only the node's user may see the contents of the dashboard, but every user of the machine can reach its port.
-So it always requires a token. It accepts only known host names, against DNS rebinding. It refuses requests
-from other sites' pages, and its own page loads nothing from elsewhere.
+So the server always requires a token. Against DNS rebinding it accepts only known host names. It refuses
+requests from other sites' pages, and its own page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ HEADERS = {
 }
 
 ANSWERS = "/api/"
-"""Prefix of the paths that ask the node. All other paths are files."""
+"""Prefix of the paths whose answers come from the node. All other paths are files."""
 
 NO_TOKEN = (
     "This dashboard needs its token. Open the whole address that the node printed, with ?token= in it.\n"
@@ -99,8 +100,8 @@ def _refusal(request: web.Request, names: frozenset[str]) -> web.StreamResponse 
 
 
 def _login(request: web.Request, token: str, cookie: tuple[str, str]) -> web.StreamResponse | None:
-    """Return None for a visitor with the cookie. Set a cookie for a visitor with the token. Refuse everybody
-    else."""
+    """Return None for a visitor with the cookie or with the token in a header. Return a redirection that sets
+    the cookie for a visitor with the token in the URL, and a refusal for everybody else."""
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
     if _same(request.cookies.get(cookie[0], ""), cookie[1]) or _same(bearer, token):
         return None
@@ -126,8 +127,8 @@ NO_CONTROL = (
 
 
 def now_in_words(now: snapshot.Now) -> dict[str, Any]:
-    """Return the answer that the page requests every two seconds: three answers of the node, with sentences
-    on them."""
+    """Return the answer that the page requests every two seconds: three of the node's answers, with sentences
+    that describe them."""
     drift = now.status.drift
     return {
         **now._asdict(),
@@ -147,9 +148,9 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve the dashboard within the block, and yield the URL to open.
 
-    Every user of this machine can reach it, and perhaps other machines. So a token is generated if none is
-    given. With `control` a visitor with the token may also pause, limit and end the node. Raises UserError
-    PORT_IN_USE.
+    Every user of this machine can reach the dashboard, and users of other machines perhaps, too. So a token
+    is generated if none is given. If `control` is set, a visitor with the token may also pause, limit and end
+    the node. Raises UserError PORT_IN_USE.
     """
     token = token or secrets.token_urlsafe(24)
     listener = _bind(host, port)
@@ -274,7 +275,8 @@ def _invitation(client: Client) -> list[web.RouteDef]:
 
 
 def _orders(client: Client, control: bool) -> list[web.RouteDef]:
-    """Return the routes by which the page controls the node. Without `control` they refuse."""
+    """Return the routes with which the page controls the node. Without `control` they refuse every
+    request."""
 
     def order(name: str, carry_out: Callable[..., Awaitable[object]]) -> web.RouteDef:
         async def ordered(**wanted: Any) -> dict[str, bool]:
@@ -300,7 +302,7 @@ def _orders(client: Client, control: bool) -> list[web.RouteDef]:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as JSON. Status 503 means that no node answers yet and the page should wait."""
+    """Answer errors as JSON. Status 503 means that no node answers yet, so that the page waits."""
     try:
         return await handler(request)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Requests to a node through the client, and sentences on the answers. Independent of terminal and
+"""Requests to a node through the client, and sentences that describe the answers. Independent of terminal and
 browser."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PATIENCE = 30.0
 rarely have the same set of updates."""
 
 MEASURED_ROWS = 200
-"""Number of test rows of an evaluation that the dashboard requests. They take seconds on a CPU, and the wide
-interval shows that they are few."""
+"""Number of test rows of an evaluation that the dashboard requests. Evaluating them takes seconds on a CPU.
+The result's wide interval shows that they are few."""
 
 
 class Mood(StrEnum):
@@ -36,7 +36,7 @@ class Mood(StrEnum):
     GOOD = "good"
     NEUTRAL = "neutral"
     WARN = "warn"
-    """The owner should look at it."""
+    """The owner should do something about it."""
     BAD = "bad"
 
 
@@ -48,7 +48,7 @@ class Words(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The answers that change all the time, requested at one moment."""
+    """The node's answers that change all the time, requested together."""
 
     status: Status
     progress: Progress
@@ -77,8 +77,8 @@ async def look_at_all(client: Client) -> tuple[Now, Curves]:
 async def measure(client: Client) -> None:
     """Ask the node to evaluate the model of the last seal (open run: as of now).
 
-    The base model is evaluated first, unless that was done. It is measured uncalibrated and, if its prior can
-    be measured, calibrated. Raises UserError.
+    The base model is evaluated first, unless it was evaluated before: uncalibrated and, if its prior can be
+    measured, calibrated. Raises UserError.
     """
     known = (await client.curves()).measurements
     if base_of(known) is None:
@@ -98,7 +98,7 @@ def base_of(measurements: Sequence[NodeEvaluation], *, calibrated: bool = False)
 
 
 def alarms(s: Status) -> list[Words]:
-    """Return the alarms about the run, the most severe first; views show them before everything else."""
+    """Return the alarms about the run, the most severe first. Views show alarms before everything else."""
     return [Words(f"{alarm.code}: {alarm.what}. {alarm.fix}", Mood.BAD) for alarm in s.alarms]
 
 
@@ -127,7 +127,7 @@ PASSING: dict[str, str] = {
     NodeState.ASKING: "Getting ready: asking peers which of this node's updates they have.",
     NodeState.FINISHING: "Finishing: the node leaves when its neighbours have its last updates.",
 }
-"""Sentences on temporary states."""
+"""Sentences on temporary states, keyed by state."""
 
 
 def doing_in(s: Status) -> Words:
@@ -171,12 +171,12 @@ def _room(s: Status) -> str:
 
 
 def _busy(s: Status) -> str:
-    """Describe the model's work beside updates; empty without such work."""
+    """Describe the model's work other than updates; empty without such work."""
     return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 
 def agreement(node: SwarmNode, known: int) -> Words:
-    """Compare a neighbour's state with ours, which has `known` updates."""
+    """Compare a neighbour's state with this node's, which has `known` updates."""
     if node.agrees:
         return Words("same model", Mood.GOOD)
     if node.known < known:
@@ -187,7 +187,7 @@ def agreement(node: SwarmNode, known: int) -> Words:
 
 
 def together(now: Now) -> Words:
-    """Compare all neighbours' states with ours. Updates under way are normal."""
+    """Compare all neighbours' states with this node's. Differences are normal while updates are under way."""
     moods = [agreement(node, now.known).mood for node in now.near]
     if not moods:
         return Words("no neighbours", Mood.WARN)

@@ -1,6 +1,6 @@
 """`sfnode top`: requests a node's state once a second and keeps a terminal up to date, until q is pressed.
 
-Without a node, it shows that there is none and waits for one.
+If no node runs, it shows that, and waits for one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ QUIT = frozenset("qQ\x03\x04\x1b")
 """Keys that quit: q, Ctrl-C, Ctrl-D and Escape."""
 
 SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)", re.DOTALL)
-"""Bytes of an arrow key, of F1, or of Alt with a letter. They begin with Escape but do not quit."""
+"""Pattern of the characters of an arrow key, of F1, or of Alt with a letter. They begin with Escape, but do
+not quit."""
 
 IMMOBILE = frozenset(("", "dumb", "unknown"))
 """Values of TERM for terminals that cannot move the cursor."""
@@ -50,7 +51,7 @@ PLAIN = frozenset(("linux", "vt100", "vt102", "vt220", "ansi"))
 
 
 def can_be_kept_up_to_date(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether standard input and output are a terminal in which lines can be replaced."""
+    """Return whether standard input and output are a terminal on which lines can be replaced."""
     return sys.stdin.isatty() and sys.stdout.isatty() and environment.get("TERM", "") not in IMMOBILE
 
 
@@ -68,7 +69,7 @@ async def once(client: Client, console: Console) -> None:
 
 
 Background = tuple[Sequence["EpochEvaluation"], "OwnStanding"]
-"""The answers that change only with a seal or with minutes of work."""
+"""The node's answers that change only with a seal or after minutes of work."""
 
 
 async def look_behind(client: Client, *, organised: bool) -> Background:
@@ -78,7 +79,7 @@ async def look_behind(client: Client, *, organised: bool) -> Background:
 
 
 class Top:
-    """A terminal that shows a node."""
+    """Shows a node on a terminal."""
 
     def __init__(self, client: Client, folder: Path, console: Console) -> None:
         self._client = client
@@ -95,7 +96,7 @@ class Top:
         self._note = ""
 
     async def run(self) -> None:
-        """Run until the user quits, which takes effect at once even while a node does not answer."""
+        """Run until the user quits. A key to quit takes effect at once, even while a node does not answer."""
         loop = asyncio.get_running_loop()
         live = Live(console=self._console, screen=True, auto_refresh=False, redirect_stdout=False)
         with live, _single_keys():
@@ -176,7 +177,7 @@ class Top:
 
 
 def _fitting(lines: list[Text], console: Console) -> list[Text]:
-    """Return the lines in characters that the terminal can show."""
+    """Return the lines, with characters that the terminal cannot show replaced."""
     knows = console.encoding.lower().startswith("utf") and os.environ.get("TERM") not in PLAIN
     return lines if knows else ascii_only(lines)
 

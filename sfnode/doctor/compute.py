@@ -1,7 +1,7 @@
 """Examines whether the model can be computed here: memory, device and driver, fit, and speed.
 
-Imports torch only inside functions, and loads models only to measure them. `resources.memory` knows the
-memory of a parameter, `models.shapes` the number of a shape's parameters.
+Imports torch only inside functions, and loads models only to measure them. The memory of a parameter comes
+from `resources.memory`, the number of a shape's parameters from `models.shapes`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ PROCESS = 512 << 20
 mini-batch."""
 
 SCANT = 1 << 30
-"""Threshold of free memory, in bytes, below which the owner will notice the node."""
+"""Threshold of free memory, in bytes. Below it the machine's owner will notice that the node runs."""
 
 AT_HAND = 1 << 30
-"""Maximum size of the weights, in bytes, for which steps are measured without a request. Loading takes
-seconds."""
+"""Maximum size of the weights, in bytes, up to which steps are measured even if the user did not request it.
+Loading such weights takes seconds."""
 
 MEASURED_SECONDS = 3.0
 MEASURED_STEPS = 50
-"""Maximum seconds and maximum number of steps of measuring, which ends at whichever comes first."""
+"""Maximum duration, in seconds, and maximum number of steps of the speed measurement. It ends at whichever
+comes first."""
 
 USUAL, LEAST = 1024, 64
-"""Descriptors that many systems allow a process, and the minimum for a node, which uses 26 with two links."""
+"""Number of descriptors that many systems allow a process, and minimum number for a node. A node with two
+links uses 26."""
 
 STORED = 2.0
 """Size, in bytes, of a parameter in the files of most models, which are bfloat16."""
@@ -48,10 +50,10 @@ HOME_UPLINK = 1_250_000
 it."""
 
 LONG_WAIT = 600.0
-"""Threshold, in seconds, above which a newcomer's wait is worth a note."""
+"""Threshold, in seconds. If a newcomer waits longer for the model, that is worth a note."""
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-"""A file that exists if a driver of Nvidia is loaded, even if torch cannot use it."""
+"""File that exists if a driver of Nvidia is loaded, even if torch cannot use that driver."""
 
 
 Size = tuple[int, bool]
@@ -59,7 +61,7 @@ Size = tuple[int, bool]
 
 
 def look_at_memory() -> CheckFinding:
-    """Examine the machine's memory, whatever the model."""
+    """Examine the machine's free memory, independently of the model."""
     import torch
 
     from sfnode.resources import memory
@@ -79,7 +81,7 @@ def look_at_memory() -> CheckFinding:
 
 
 def look_at_descriptors() -> CheckFinding:
-    """Examine how many files and connections the system lets a node have at a time."""
+    """Examine how many descriptors, for files and connections, the system allows a node."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node raises its limit to this one
     what = f"a process may have {'any number of' if allowed == math.inf else f'{allowed:,}'} descriptors"
@@ -94,8 +96,8 @@ def look_at_descriptors() -> CheckFinding:
 
 
 def look_at_uplink(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
-    """Examine how long a newcomer waits that gets the model from this node alone. Without a model to give
-    there is no finding."""
+    """Examine how long a newcomer waits for the model if only this node sends it. If this node gives no
+    model, there is no finding."""
     gives = case.role == "trainer" if case.share_model is None else case.share_model
     try:
         size = _size(case, manifest) if manifest and manifest.model.listing and gives else None
@@ -149,7 +151,8 @@ def look_at_device(name: str) -> CheckFinding:
 
 
 def _why_unused(said: list[warnings.WarningMessage]) -> tuple[str, str]:
-    """Return torch's reason not to use the GPU, which is a build without CUDA or a warning, and the fix."""
+    """Return the reason why torch does not use the GPU (it is a build without CUDA, or it warned), and the
+    fix."""
     import torch
 
     cuda = torch.version.cuda
@@ -162,7 +165,8 @@ def _why_unused(said: list[warnings.WarningMessage]) -> tuple[str, str]:
 
 
 def _driver() -> str:
-    """Return the driver's version, as the beginning of a fix; empty if it is unknown."""
+    """Return the first words of a fix, with the version of Nvidia's driver; empty if the version is
+    unknown."""
     try:
         return NVIDIA_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip() + ". "
     except (OSError, IndexError):
@@ -170,8 +174,8 @@ def _driver() -> str:
 
 
 def look_at_fit(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
-    """Examine whether the model, once for each replica, fits into the devices' memory. Without a known model
-    there is no finding."""
+    """Examine whether the model, once for each replica, fits into the devices' memory. If the model is
+    unknown, there is no finding."""
     try:
         size = _size(case, manifest)
     except UserError as error:
@@ -226,8 +230,8 @@ def _count(parameters: int) -> str:
 
 
 def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
-    """Return the size of the run's model or the named one; None if no model is known. Raises UserError
-    MODEL_*."""
+    """Return the size of the model that `case` names, otherwise of the run's model; None if neither is known.
+    Raises UserError MODEL_*."""
     from sfnode.models import files, shapes
 
     named = case.source or (manifest.model.source if manifest else "")
@@ -244,8 +248,8 @@ def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
 
 
 def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
-    """Return the folder of the named model or the run's; None if it must be downloaded. Raises UserError
-    MODEL_*."""
+    """Return the folder of the model that `case` names, otherwise of the run's model; None if it must be
+    downloaded. Raises UserError MODEL_*."""
     from sfnode.models import files
     from sfnode.store.named_files import model_of
 
@@ -265,8 +269,8 @@ def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
-    """Look for errors that would keep a trainer from starting, and time steps. None without a known run, or
-    if timing takes long and was not requested."""
+    """Look for errors that would keep a trainer from starting, and time steps. Returns None if no run is
+    known, or if timing takes long and was not requested."""
     if manifest is None:
         return None
     try:
@@ -280,8 +284,8 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
 
 
 def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
-    """Check model and rows as far as they are stored here, and measure steps. None if measuring takes long
-    and was not requested. Raises UserError MODEL_*, DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
+    """Check model and rows as far as they are stored here, and measure steps. Returns None if measuring takes
+    long and was not requested. Raises UserError MODEL_*, DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
     from sfnode.models import files, loader, shapes
 
     if shapes.is_shape(case.source):

@@ -1,6 +1,6 @@
 """Examines the data folder's disk: room, durable writes, locks.
 
-Probes the folder, or the nearest one above it that exists, and leaves nothing there.
+Tests the folder, or its nearest parent that exists, and leaves nothing there.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from sfnode.store.data_folder import holder
 from sfnode.store.disk_errors import sync_folder
 
 LOG_BYTES_PER_UPDATE = 12
-"""Bytes that the log takes for an update: 5.3 if updates are made one by one (docs/benchmarks.md), and as
-much again while SQLite tidies up."""
+"""Bytes that the log takes for an update: 5.3 if updates are made one by one (docs/benchmarks.md), and
+another 5.3 while SQLite rewrites the file."""
 
 PROBE = 1 << 20
 """Size of the test write, in bytes."""
 
 SLOW_SYNC = 0.1
-"""Threshold, in seconds, above which a slow sync is worth a note: a node makes up to ten commits a second."""
+"""Threshold, in seconds. A slower sync is worth a note, because a node makes up to ten commits a second."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def look_at_disk(data_dir: Path, manifest: Manifest | None) -> list[CheckFinding]:
-    """Examine the room on the data folder's disk, and the folder."""
+    """Examine the free space on the data folder's disk, and whether the folder can be used."""
     folder = _existing(data_dir)
     return [_space(folder, manifest), _folder(data_dir, folder)]
 
 
 def _existing(path: Path) -> Path:
-    """Return the folder, or the nearest existing one above it."""
+    """Return the folder, or its nearest parent that exists."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if place.is_dir())
 
@@ -89,7 +89,7 @@ def _usable(data_dir: Path, seconds: float) -> CheckFinding:
 
 
 def _locks(path: str) -> bool:
-    """Return whether a lock excludes a second holder."""
+    """Return whether a lock on this file excludes a second holder."""
     with open(path, "r+b") as first, open(path, "r+b") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -100,8 +100,8 @@ def _locks(path: str) -> bool:
 
 
 def _write(descriptor: int, folder: Path) -> float:
-    """Return the duration, in seconds, of a small durable write like the log's. Before it, a larger write
-    tests for room."""
+    """Return the duration, in seconds, of a small durable write like the log's. Before that, write PROBE
+    bytes to test whether there is room."""
     os.write(descriptor, bytes(PROBE))
     os.fsync(descriptor)
     begin = time.perf_counter()

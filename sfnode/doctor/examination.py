@@ -1,6 +1,6 @@
-"""Runs all checks at once, each with a deadline, and sorts what they find.
+"""Runs all checks concurrently, each with a deadline, and sorts their findings.
 
-Knows which check needs the results of another, but nothing about their subjects.
+This module knows which check needs the results of another check, but not what checks do.
 """
 
 from __future__ import annotations
@@ -58,34 +58,37 @@ OF_RUN: dict[str, OfRun] = {
     "uplink": compute.look_at_uplink,
     "speed": lambda case, manifest: [one for one in [compute.look_at_speed(case, manifest)] if one],
 }
-"""Checks of the needs of a run, keyed by name. The manifest is None if no run is known."""
+"""Checks of whether this machine meets the needs of a run, keyed by name. The manifest is None if no run is
+known."""
 
 DEADLINE = 15.0
-"""Deadline, in seconds, of a check once the libraries are loaded. Most dead peers take four. A peer that is
-slow at every step, its name included, takes up to fifteen."""
+"""Deadline, in seconds, of a check once the libraries are loaded. The check of a dead peer usually takes 4 s.
+The check of a peer that is slow at every step, including the lookup of its name, takes up to 15 s."""
 
 MEASURE_DEADLINE = 300.0
-"""Deadline, in seconds, for reading a named model, and for loading and measuring it if that was requested."""
+"""Deadline, in seconds, of the check that reads the model, and loads and measures it if that was
+requested."""
 
 RELAY_DEADLINE = 6.0
-"""Deadline, in seconds, for a connection through a relay, which takes one or two."""
+"""Deadline, in seconds, for a connection through a relay, which usually takes 1 or 2 s."""
 
 MAX_REMEMBERED = 5
-"""Maximum number of peers of earlier sessions that are visited when no peer is named."""
+"""Maximum number of peers from earlier sessions that are visited if no peer is named."""
 
 _RELAYED = {
     1: "Join with --auto-relay and name a second peer that relays, or forward",
     2: "Join with --auto-relay, or forward",
 }
-"""Beginnings of the advice, keyed by the number of peers that may relay."""
+"""First words of the advice for a node that a relay can reach, keyed by the number of peers that may
+relay."""
 
 _PEER_STEPS = Subject.PEER_NAME, Subject.PEER_TCP, Subject.PEER_HANDSHAKE, Subject.PEER_MANIFEST
 ABOUT_PEERS = frozenset(map(number, _PEER_STEPS))
-"""Numbers of the problems with a peer that become notes if another peer answers."""
+"""Numbers of findings about a peer. A problem with such a number becomes a note if another peer answers."""
 
 
 class Examiner:
-    """One examination: its checks, and their shared results."""
+    """One examination: its checks, and results that several checks use."""
 
     def __init__(self, case: CheckedCase, stack: AsyncExitStack) -> None:
         self._case = case
@@ -128,7 +131,7 @@ class Examiner:
             self._run_finding = refused(subject, error)
 
     def _remembered(self) -> tuple[str, ...]:
-        """Return the peers that the node of this folder remembers."""
+        """Return the peers that the node of this folder met in earlier sessions."""
         log = Layout(self._case.data_dir).log
         if self._local is None or not log.exists():
             return ()
@@ -137,7 +140,8 @@ class Examiner:
         return ()
 
     async def _once(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `make`, which runs once for all checks, even if some give up waiting."""
+        """Return the result of `make`, which is called once for all checks. It continues if a check stops
+        waiting."""
         if name not in self._shared:
             self._shared[name] = asyncio.create_task(make())
         result: T = await asyncio.shield(self._shared[name])
@@ -158,7 +162,8 @@ class Examiner:
         return list(await asyncio.gather(*(visit(peer, self._caller, self._local) for peer in peers)))
 
     async def _manifest(self) -> Manifest | None:
-        """Return the run's manifest: the given one or the peers'; None if there is none."""
+        """Return the run's manifest: the one given or stored here, otherwise a peer's; None if there is
+        none."""
         visits = [] if self._local else await self._visits()
         return self._local or next((seen.manifest for seen in visits if seen.manifest), None)
 
@@ -289,7 +294,8 @@ class Examiner:
 
 
 def _load_libraries() -> None:
-    """Import the libraries in one thread: concurrent imports of one library see it half initialised."""
+    """Import the libraries in one thread. If two threads import one library, the second may find it half
+    initialised."""
     import sfnode.engine.trainer
     import sfnode.resources.memory
     import sfnode.transport.libp2p.transport  # noqa: F401

@@ -1,6 +1,6 @@
 """Findings of checks: subject, verdict, cause and fix; the shape of `sfnode doctor --json`.
 
-The numbers are stable and listed in docs/doctor.md. Knows no checks.
+The numbers are stable and listed in docs/doctor.md. This module is independent of the checks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Subject(IntEnum):
 
 
 class CheckFinding(BaseModel):
-    """A finding. ok: as it should be. note: worth knowing. problem: a node would work badly or not at all."""
+    """A finding. Its verdict is `ok` (as it should be), `note` (worth knowing), or `problem` (a node would
+    work badly or not at all)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,7 +56,7 @@ class CheckFinding(BaseModel):
     what: str
     """The observation and its cause."""
     fix: str | None
-    """Advice to the user; None where all is well."""
+    """Advice to the user; None if all is well."""
 
 
 class Examination(BaseModel):
@@ -71,7 +72,7 @@ class Examination(BaseModel):
 
 
 def number(subject: Subject) -> str:
-    """Return a subject's number as it is shown: SD010."""
+    """Format a subject's number: SD010."""
     return f"SD{subject:03d}"
 
 

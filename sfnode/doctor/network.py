@@ -1,9 +1,10 @@
-"""Uses the network as a node would, under temporary identities; nothing is kept.
+"""Uses the network as a node would, under temporary identities. Leaves nothing behind.
 
 Starts at most two libp2p daemons: a caller that only dials, and a host that is dialled through a relay.
 
-Training needs no clock, but the roster in the DHT does. Its entries contain the time at which they expire. If
-a clock is minutes off, its node's entries are expired already, or are refused.
+Training does not depend on the clock, but the roster in the DHT does: its entries contain the time at which
+they expire. If a node's clock is wrong by minutes, its entries have already expired for other nodes, or are
+refused.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ if TYPE_CHECKING:
 
 
 ENTRY_LIFE = 30.0
-"""Lifetime of our entry in the DHT, in seconds."""
+"""Lifetime, in seconds, of the entry that this module writes into the DHT."""
 
 RELAY_POLL = 0.25
-"""Seconds between two attempts to connect through a relay. The first ones usually come too early."""
+"""Seconds between two attempts to connect through a relay. The first attempts usually come too early."""
 
 _PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
 
 _SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses reserved for documentation. The default route leads there, and nothing is sent."""
+"""Addresses reserved for documentation, keyed by address family. They select the default route; nothing is
+sent to them."""
 
 INEXACT = 3.0
-"""Threshold, in seconds, above which a clock's difference is worth a note: other programs on hivemind's DHT
-refuse such a peer."""
+"""Threshold, in seconds, above which the difference between clocks is worth a note: other programs on
+hivemind's DHT refuse a peer whose clock differs by more."""
 
 NTP_DEADLINE = 2.5
-"""Deadline, in seconds, for one packet there and back. Where UDP is blocked no answer comes."""
+"""Deadline, in seconds, for an NTP packet and its answer. Where UDP is blocked, no answer arrives."""
 
 _NTP_EPOCH = 2_208_988_800
-"""Seconds from 1900, where NTP counts from, to 1970."""
+"""Seconds from 1900, the epoch of NTP, to 1970, the epoch of Unix."""
 
 _CLIENT = b"\x23" + bytes(47)
 """An otherwise empty NTP packet of version 4, mode client (RFC 4330)."""
@@ -90,7 +92,8 @@ async def through_dht(caller: HivemindTransport, peers: Sequence[str]) -> bool:
 
 
 async def through_relay(caller: HivemindTransport, host: HivemindTransport, relays: Sequence[str]) -> str:
-    """Return the relay through which the caller has opened a link to the host. Tries until cancelled."""
+    """Return the relay through which the caller has opened a link to the host. Repeats the attempts until one
+    succeeds or the task is cancelled."""
     await host.bootstrap(relays)
     while True:
         for relay in relays:
@@ -132,7 +135,7 @@ def _listen(maddr: str, data_dir: Path) -> CheckFinding:
 
 
 def ours(holders: Sequence[psutil.Process], data_dir: Path) -> bool:
-    """Return whether the running node of this folder, or its daemon, is among these processes."""
+    """Return whether the running node of this folder, or its network daemon, is among these processes."""
     node = holder(data_dir)
     with suppress(psutil.Error):
         return any(node in (one.pid, *(parent.pid for parent in one.parents())) for one in holders)
@@ -173,8 +176,8 @@ def look_at_ipv6(host_maddrs: Sequence[str]) -> CheckFinding:
 
 
 def judge_ipv6(ipv4: str | None, address: str | None, host_maddrs: Sequence[str]) -> CheckFinding:
-    """Judge the addresses from which this machine would send over IPv4 and IPv6 (None without a route), given
-    the addresses on which the node would listen."""
+    """Judge this machine's IPv6. `ipv4` and `address` are the IPv4 and IPv6 addresses from which it would
+    send (None without a route). The node would listen on `host_maddrs`."""
     if address and not ipv4:
         what = (
             "this machine has IPv6 alone: it meets peers that have IPv4 alone only through a relay with both"
@@ -232,8 +235,8 @@ def _time_in(answer: bytes) -> float | None:
 
 
 def judge_by_peers(ahead: Sequence[float]) -> CheckFinding:
-    """Judge this clock by the clocks of peers. `ahead` has the seconds by which each of them is ahead of
-    ours."""
+    """Compare this clock with the clocks of peers. `ahead` has the seconds by which each peer's clock is
+    ahead of this one."""
     if ahead:
         those = "a peer's clock" if len(ahead) == 1 else f"the clocks of {len(ahead)} peers"
         return judge(statistics.median(ahead), those)
@@ -245,7 +248,8 @@ def judge_by_peers(ahead: Sequence[float]) -> CheckFinding:
 
 
 def judge(ahead: float, by: str) -> CheckFinding:
-    """Judge this clock by another one, which `by` describes and which is `ahead` seconds ahead of ours."""
+    """Compare this clock with another clock, which `by` describes and which is `ahead` seconds ahead of this
+    one."""
     way = "behind" if ahead > 0 else "ahead of"
     what = f"this clock is {_span(abs(ahead))} {way} {by}"
     if abs(ahead) < INEXACT:

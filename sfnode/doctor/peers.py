@@ -1,6 +1,6 @@
 """Visits the named peers step by step: name, TCP, libp2p, manifest, version.
 
-The first step that fails is the finding.
+The first step that fails becomes the finding.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NAME_DEADLINE = 8.0
-"""Deadline, in seconds, for looking up a name. A resolver that asks its second server after five gets an
-answer."""
+"""Deadline, in seconds, for looking up a name: enough for a resolver that asks its second server after 5
+s."""
 
 SLOW_NAME = 1.0
-"""Threshold, in seconds, above which a name's lookup is worth a note: each dial by name waits as long."""
+"""Threshold, in seconds, above which a name's lookup is worth a note: it delays each dial by name."""
 
 HANDSHAKE_DEADLINE = 5.0
 MANIFEST_DEADLINE = 4.0
-"""Deadline, in seconds, for the handshake and for the manifest: a relayed dial takes 2-4 s."""
+"""Deadlines, in seconds, for the handshake and for the manifest. A relayed dial takes 2-4 s."""
 
 _OTHER_KEY = re.compile(r"remote key matches (\w+)")
-"""The part of libp2p's error that names the peer that answered instead."""
+"""Pattern of the part of libp2p's error that names the peer that answered instead of the expected one."""
 
 _ABOUT = {
     Code.BAD_ADDRESS: Subject.PEER,
@@ -83,7 +83,8 @@ class Visit:
 async def visit(
     address: str, caller: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
 ) -> Visit:
-    """Take the steps until one fails. `expected` is the manifest of the run to join, if it is known."""
+    """Visit a peer step by step until a step fails. `expected` is the manifest of the run to join, if it is
+    known."""
     seen = Visit(address)
     try:
         await _take_steps(seen, caller, expected)

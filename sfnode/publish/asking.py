@@ -1,6 +1,6 @@
-"""Questions to a running node for the page of its run: current contacts, the rate, answers to test rows.
+"""Requests to a running node for the page of its run: current contacts, the rate, answers to test rows.
 
-Without a running node the page has the contacts that the folder remembers, and leaves out the rest.
+Without a running node the page has the contacts that are stored in the folder, but no rate and no answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sfnode.store.log import UpdateLog
 
 
 class PageContact(NamedTuple):
-    """Contacts through which others can join the run now."""
+    """Contacts through which others can currently join the run."""
 
     link: str = ""
     addresses: Sequence[str] = ()
@@ -33,7 +33,7 @@ class PageContact(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """Answers of a node."""
+    """Answers of a node for the page of its run."""
 
     contact: PageContact = PageContact()
     running: bool = False
@@ -52,9 +52,9 @@ def ask(
 ) -> NodeAnswers:
     """Ask the node of a folder.
 
-    `link` is published in place of the node's own link, which a private run does not publish. The link names
-    `contacts_url` if one is given (SPEC N6). Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN, and the
-    errors with which the node refuses.
+    `link` is published in place of the node's own link. The own link of a private run is never published. The
+    link names `contacts_url` if one is given (SPEC N6). Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN,
+    and the errors with which the node refuses.
     """
     node = SyncClient(Layout(data_dir).control_socket)
     progress = if_running(node.progress)

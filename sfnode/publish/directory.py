@@ -1,8 +1,9 @@
 """A page made of several runs' `run.json`: a directory for people who look for a run to join.
 
-The files may come from strangers' web servers. Each file is bounded in size and time, and all of it is shown
-as text. A file that cannot be read is listed with the reason. Of several files about one run, the last one
-that the organiser of the latest term signed is shown. Without a signed file, the first one is shown.
+The files may come from strangers' web servers. Size and download time of each file are bounded, and its
+contents are shown as text. A file that cannot be read is listed with the reason. If several files are about
+one run, the newest file that the organiser of the latest term signed is shown or, if none is signed, the
+first file.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from sfnode.publish.signature import Signature, signature_of
 from sfprotocol.invitation import is_url
 
 MAX_RUNS = 200
-"""Maximum number of runs in one directory. Each takes 3 kB, and up to ten seconds if its server hangs."""
+"""Maximum number of runs in one directory. Each run takes 3 kB of the page, and up to ten seconds if its
+server hangs."""
 
 MAX_REASON = 200
 """Maximum length of the reason why a run cannot be read, in characters."""
 
 AHEAD = timedelta(minutes=10)
-"""Maximum time by which a file's timestamp may be ahead of this machine's clock. Clocks of servers differ by
-less."""
+"""Maximum time by which a file's timestamp may be ahead of this machine's clock. Clocks of servers are less
+wrong."""
 
 
 class Told(NamedTuple):
@@ -70,7 +72,7 @@ class Unread(NamedTuple):
 
 
 def read(source: str, now: datetime) -> Told:
-    """Read a file or an address. Raises UserError BAD_RUN_FILE."""
+    """Read a `run.json` from a path or an address. Raises UserError BAD_RUN_FILE."""
     try:
         if is_url(source):
             data = download(source, time.monotonic() + FETCH_DEADLINE)
@@ -87,7 +89,8 @@ def read(source: str, now: datetime) -> Told:
 
 
 def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[str, list[Unread]]:
-    """Return the page of these runs, the last updated first, and the list of those that cannot be read."""
+    """Return the page of these runs, and the list of sources that cannot be read. Runs in progress come
+    first, then complete ones, both with the newest file first."""
     told: dict[str, list[Told]] = {}
     unread = []
     for source in sources:
@@ -122,7 +125,8 @@ def _trusted(told: Sequence[Told]) -> Told:
 
 
 def _entry(told: Told) -> ListedRun:
-    """Return a run's entry. Its page address is kept only if it matches the address of its file."""
+    """Return a run's entry. Its page's address is derived from the file's address; if the file is on this
+    machine, the address that the file names is used."""
     run, source = told.run, told.source
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality
@@ -140,7 +144,7 @@ def _entry(told: Told) -> ListedRun:
 
 
 def _public(source: str) -> str:
-    """Return a source without the folders of this machine."""
+    """Return an address as it is, and a path without its folders on this machine."""
     return source if is_url(source) else Path(source).name
 
 

@@ -1,7 +1,7 @@
 """The facts of a run that its page shows, from the manifest and the signed log of a node's folder.
 
-Of a member the page shows only what the member signed: its key, the name and team on its card, and its
-updates. A hidden member is a row without key, name and team.
+The page shows of a member only what the member signed: its key, its display name and team, and its updates. A
+hidden member is shown without key, name and team.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sfprotocol.decisions import Announce, Decision, Seal
 from sfprotocol.fields import NAMELESS, Names, readable
 
 ANNOUNCEMENTS = 8
-"""Maximum number of announcements that are shown, the latest ones."""
+"""Maximum number of announcements that are shown. Older ones are left out."""
 
 FOREVER = float("inf")
 
@@ -35,7 +35,7 @@ class PageMember(NamedTuple):
     """An origin with updates that count."""
 
     key: str
-    """Hex digits; empty if it is hidden."""
+    """Hex digits of the key; empty for a hidden member."""
     name: str
     team: str
     updates: int
@@ -53,7 +53,7 @@ class PageTeam(NamedTuple):
 
 
 class PageOrganiser(NamedTuple):
-    """The organiser of the run: whose decisions count."""
+    """The organiser of the run, who decides what counts."""
 
     who: PageMember | None
     """The stand-in whose key signs decisions; if no stand-in has that key, a row with the key alone. None if
@@ -76,7 +76,7 @@ class Facts(NamedTuple):
     budget: int
     complete: bool
     members: list[PageMember]
-    """Members, the greatest worth first, then the most updates."""
+    """Members, in descending order of worth, and with equal worth of updates."""
     seal: PublishedSeal | None = None
     digest: str | None = None
     quality: RunQuality | None = None
@@ -88,7 +88,8 @@ class Facts(NamedTuple):
 
 
 Digests = dict[int, PublishedSeal]
-"""Digests of seals that were already computed, keyed by epoch. The digests of a seal never change."""
+"""Digests of seals that were already computed, keyed by epoch. They can be reused, because the digests of a
+seal never change."""
 
 
 def gather(
@@ -199,7 +200,7 @@ def _quality(verdict: HealthVerdict) -> RunQuality:
 
 
 def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
-    """Return the evaluations of seals that were not taken back, for the metric that is measured now."""
+    """Return the evaluations, in the current metric, of seals that were not taken back."""
     guard = Guard()
     for decision in said:
         guard.take(decision)
@@ -212,7 +213,7 @@ def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
 
 
 def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
-    """Return evenly spaced points, including the first and the last."""
+    """Return at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
@@ -229,7 +230,7 @@ def _announcements(said: Iterable[Decision]) -> list[Announcement]:
 
 
 def teams(members: Iterable[PageMember]) -> list[PageTeam]:
-    """Return the teams that members named, the greatest worth first, then the most updates."""
+    """Return the teams that members named, in descending order of worth, and with equal worth of updates."""
     found: dict[str, PageTeam] = {}
     for one in members:
         if one.team:

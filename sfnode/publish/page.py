@@ -1,8 +1,8 @@
-"""Pages as text: templates with automatic escaping, no script, and one style that the page's policy allows by
-its hash. Strangers' texts appear as text only.
+"""Makes pages from templates, with automatic escaping, so that strangers' texts appear as text only. A page
+has no script, and one style sheet, which the page's content security policy allows by its hash.
 
-The curve is drawn here, so that a page needs no script. It is drawn once for each screen size, with letters
-as large as the text around it.
+The curve is drawn here as SVG, so that a page needs no script. It is drawn once for each screen size, with
+letters as large as the text around it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TICKS = 5
 
 
 class Box(NamedTuple):
-    """A drawing's class in the style sheet, and its size. Letters are 12 of its units high."""
+    """Class of a drawing in the style sheet, and its size. Letters are 12 units of the drawing high."""
 
     name: str
     width: int
@@ -63,7 +63,8 @@ _RIGHT = 8
 def chart(
     points: Sequence[CurvePoint], base: float | None, metric: str, box: Box, label: str
 ) -> Markup | None:
-    """Draw the curve over sealed epochs with 95 % intervals, as SVG; None if there is no finite value."""
+    """Draw the metric over sealed epochs with 95 % intervals, as SVG. Return None if there is no finite
+    value."""
     shown = thinned([one for one in points if math.isfinite(one.value)], box.points)
     if not shown:
         return None
@@ -148,7 +149,7 @@ def _steps(low: float, high: float) -> list[float]:
 TEMPLATES = Path(__file__).with_name("templates")
 
 TOP = 10
-"""Number of members that are shown at first, in either order."""
+"""Number of members in each of the two short lists: by worth and by number of updates."""
 
 LISTED = 1_000
 """Maximum number of members that are listed: 250 kB, and more than anybody reads."""
@@ -175,13 +176,13 @@ class PageSample(NamedTuple):
 
     @property
     def answers(self) -> tuple[tuple[str, str, float], ...]:
-        """Return the author, the answer and the score of each answer."""
+        """Author, text and score of each of the two answers."""
         return ("Base model", self.before, self.before_score), ("Now", self.after, self.after_score)
 
 
 @cache
 def environment() -> Environment:
-    """Return the environment of the templates."""
+    """Return the Jinja environment of the templates."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -205,7 +206,7 @@ def environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Return a value as the page shows it. Only markup that was made here stays markup."""
+    """Return a value as the page shows it. Only markup that this program made stays markup."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
@@ -278,7 +279,7 @@ def _metric(run: RunFile) -> str:
 
 
 def summary(run: RunFile) -> str:
-    """Return the run in a sentence, for search engines and for previews of its link in chats."""
+    """Describe the run in a sentence, for search engines and for previews of its link in chats."""
     told = [run.description.split("\n")[0]] if run.description else []
     if run.quality and run.quality.latest:
         latest, base = run.quality.latest, run.quality.base
@@ -290,7 +291,7 @@ def summary(run: RunFile) -> str:
 
 
 def gain(run: RunFile) -> str:
-    """Return how much better the model is than the base model, as `better_by` does; empty if that is
+    """Return in words how much better the model is than the base model (`better_by`); empty if that is
     unknown."""
     found = run.quality
     if not (found and found.latest and found.base):

@@ -1,5 +1,5 @@
-"""`run.json`: the contents of a published page, for programs. `join` reads its contacts, a directory its
-figures.
+"""`run.json`: the contents of a published page, for programs. `join` reads its contacts, and `publish
+directory` its figures.
 
 It has the fields that `sfnode.peers.contacts` reads, and more. A reader cannot trust the file: every text is
 bounded and printable, and every list is short. Readers ignore unknown keys, so that later versions can add
@@ -26,7 +26,7 @@ from sfprotocol.fields import readable
 from sfprotocol.invitation import MAX_LINK, is_url
 
 VERSION = 1
-"""Version of the file. It stays the same while older readers can still read the file."""
+"""Version of the file's format. It changes only when older readers can no longer read the file."""
 
 NAME = "run.json"
 
@@ -34,20 +34,21 @@ MAX_TITLE, MAX_WORDS = 120, 400
 """Maximum length of a title, and of any other line of text, in characters."""
 
 MAX_CURVE = 200
-"""Maximum number of points of the curve: more than a page has room for."""
+"""Maximum number of points of the curve: more than a page can show."""
 
 MAX_PROGRESS = 200
-"""Maximum number of earlier publications that are remembered, to compute rates. Old ones are thinned out."""
+"""Maximum number of earlier publications in the file, from which rates are computed. Above it, some old ones
+are dropped."""
 
 MAX_TURNS = 64
-"""Maximum number of decisions in the file that prove elections. It takes two, and two more for each elected
-organiser that named new stand-ins."""
+"""Maximum number of decisions in the file that prove elections. The proof takes two decisions, and two more
+for each elected organiser that named new stand-ins."""
 
 MAX_CONTACTS = 32
-"""Maximum number of addresses. A link has room for no more."""
+"""Maximum number of addresses, which is also the maximum in a link."""
 
 MOST_COUNT = (1 << 63) - 1
-"""The largest count that the protocol has room for."""
+"""The largest count that the protocol can express."""
 
 MOST_VALUE = MOST_COUNT / 10**6
 """Largest finite number that an evaluation in the signed log can have. Sums of such numbers can still be
@@ -105,7 +106,7 @@ class PublishedSeal(Answer):
 
     epoch: Count
     updates: Count
-    """Updates that counted at that seal."""
+    """Number of updates that counted at this seal."""
     named_digest: Hex32
     """Named digest in the seal (SPEC O10)."""
     core_digest: Hex32
@@ -120,11 +121,11 @@ class RunQuality(Answer):
     base: Published | None
     best: Published | None
     calibrated: Published | None
-    """The base model less its prior over the answers."""
+    """Result of the base model with its prior over the answers subtracted."""
 
 
 class CurvePoint(Answer):
-    """A sealed epoch on the curve."""
+    """A sealed epoch on the curve: the metric's value with its 95 % interval."""
 
     epoch: Count
     value: Value
@@ -162,7 +163,7 @@ class RunFile(Answer):
     addresses: Annotated[tuple[Line, ...], Field(max_length=MAX_CONTACTS)] = ()
     """Full addresses of the contacts in the link (SPEC N6)."""
     updated: Moment
-    """Time of this publication, in UTC."""
+    """Time of the publication, in UTC."""
     url: WebAddress = ""
     """Address of the page, with / at its end; empty if the organiser did not give it."""
     protocol: Annotated[int, Field(ge=1, lt=1 << 32)]
@@ -174,10 +175,10 @@ class RunFile(Answer):
     task: Line
     data: Line
     updates: Count
-    """Updates that count; in an open run all updates."""
+    """Number of updates that count; in an open run, of all updates."""
     budget: Count
     members: Count
-    """Origins with updates that count."""
+    """Number of origins with updates that count."""
     updates_per_hour: Annotated[Value, Field(ge=0)] | None
     """Rate of updates; None if it is not known yet."""
     seal: PublishedSeal | None
@@ -195,15 +196,15 @@ class RunFile(Answer):
     succession: Frame = ""
     """The last succession as it is sent (SPEC O4), in hex; empty if there was none."""
     elections: Annotated[tuple[tuple[Hex32, Frame], ...], Field(max_length=MAX_TURNS)] = ()
-    """Decisions after that succession that elected organisers (SPEC O23) and named stand-ins. Each is the
-    chain hash before it, and a Control message with it, in hex."""
+    """Decisions after `succession` that elected organisers (SPEC O23) and named stand-ins. Each decision is
+    given as the chain hash before it and a Control message that contains it, both in hex."""
     signature: Hex64 | None = None
     """Signature by the organiser, over `sfnode-run-file` and all of the file before this last field; null if
     the publisher did not have the key."""
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:
-        """Read the bytes of such a file. Raises UserError BAD_RUN_FILE."""
+        """Parse the bytes of a `run.json` from `source`. Raises UserError BAD_RUN_FILE."""
         if len(data) > MAX_FILE:
             raise bad_run_file(source, f"it has more than {MAX_FILE} bytes")
         try:
@@ -228,7 +229,7 @@ def bad_run_file(source: str, reason: str) -> UserError:
 
 
 def earlier(folder: Path, run_id: bytes) -> RunFile | None:
-    """Return the last publication in a folder; None without a readable one of this run."""
+    """Return the last publication in a folder; None if the folder has no readable one of this run."""
     try:
         found = RunFile.parse((folder / NAME).read_bytes(), NAME)
     except (OSError, UserError):
@@ -237,8 +238,8 @@ def earlier(folder: Path, run_id: bytes) -> RunFile | None:
 
 
 def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[ProgressMoment, ...]:
-    """Return the earlier moments and this one. If they are too many, every second one of the older half is
-    dropped."""
+    """Return the progress at earlier publications and now. If there are MAX_PROGRESS earlier ones, every
+    second one of the older half is dropped."""
     moments = [one for one in (before.progress if before else []) if one.at < int(now.timestamp())]
     if len(moments) >= MAX_PROGRESS:
         half = len(moments) // 2
@@ -247,13 +248,13 @@ def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Progr
 
 
 DAY, LEAST_SPAN = 86_400, 300
-"""Seconds over which a rate is measured if there are old enough moments, and minimum seconds between the
-moments of a rate."""
+"""Usual and minimum time, in seconds, over which the rate of updates is measured. It is shorter than usual if
+no publication is old enough."""
 
 
 def hourly(moments: Sequence[ProgressMoment]) -> float | None:
-    """Return the updates in an hour, over the last day or since the first moment; None if that span is too
-    short."""
+    """Return the updates per hour over the last day, or since the first publication if that is later; None if
+    this time is shorter than LEAST_SPAN."""
     last = moments[-1]
     old = [one for one in moments if one.at <= last.at - DAY]
     first = old[-1] if old else moments[0]
@@ -262,5 +263,5 @@ def hourly(moments: Sequence[ProgressMoment]) -> float | None:
 
 
 def utc_now() -> datetime:
-    """Return the time, to the second."""
+    """Return the current time in UTC, rounded down to seconds."""
     return datetime.now(UTC).replace(microsecond=0)

@@ -1,9 +1,9 @@
 """The organiser's signature of a `run.json`, which can be checked with the file alone.
 
-The file brings the manifest, whose hash is the run id. It also brings the succession and the elections that
-led to the organiser's current key (SPEC O3, O4, O23). As in the run, more than half of the stand-ins since
-that succession can elect another key. The signature is the last field and covers all bytes before it. So no
-canonical form is needed.
+The file contains the manifest, whose hash is the run id. It also contains the succession and the elections
+that led to the organiser's current key (SPEC O3, O4, O23). As in the run, another key can be elected by more
+than half of the stand-ins that were named since that succession. The signature is the last field and covers
+all bytes before it, so that no canonical form is needed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _DOMAIN = b"sfnode-run-file"
 _FIELD = b',"signature":'
 
 Turns = tuple[tuple[bytes, int, Entry], ...]
-"""Decisions that prove elections, each with the chain hash before it and its position."""
+"""Decisions that prove elections, each with the chain hash before it and its position in the control feed."""
 
 
 class Signer(NamedTuple):
-    """The organiser's key, with the proof that it is the organiser's."""
+    """The organiser's key, with the proof that the key is the organiser's."""
 
     manifest: Manifest
     control: ControlFeed
     sign: Sign
 
     def write(self, run: RunFile) -> bytes:
-        """Return the bytes of a signed file. A file that would get too large (MAX_FILE, MAX_TURNS) is not
-        signed."""
+        """Return the bytes of a signed file. If a signed file would be too large (MAX_FILE, MAX_TURNS),
+        return an unsigned one."""
         last, form, turns = self.control.succession, self.manifest.parameters().form, self.control.turns()
         if len(turns) > MAX_TURNS:
             return run.write()
@@ -61,8 +61,8 @@ class Signer(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A signature, with the proof of the key that must have made it: the first key, or one that deputies or
-    stand-ins chose."""
+    """A signature, with the proof of the key that must have made it: the manifest's key, or one that deputies
+    or stand-ins chose."""
 
     authority: Authority
     succession: Succession | None

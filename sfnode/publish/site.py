@@ -1,7 +1,7 @@
 """The folder of a published page. No reader ever sees a partly written file.
 
-Every file is written beside its place and then renamed. The page needs no other file to be read. It is
-written last, when all files that it links to are complete.
+Every file is written under another name and then renamed. The page is written last, when all files that it
+links to are complete. It can be read without these files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Published(NamedTuple):
 
 
 class PublishedFolder:
-    """One page that is published repeatedly."""
+    """A folder in which one page is published repeatedly."""
 
     def __init__(
         self,
@@ -67,10 +67,11 @@ class PublishedFolder:
         now: datetime,
         signer: Signer | None = None,
     ) -> Published:
-        """Write the page as the log is now. `run.json` is signed if the manifest may be published.
+        """Write the page from the current log. `run.json` is signed if there is a `signer` and the manifest
+        may be published.
 
         Raises UserError BAD_OPTION for a folder with another page, DATA_DIR_UNUSABLE and DISK_FULL if it
-        cannot be written, and as `facts.gather`.
+        cannot be written, and the errors of `facts.gather`.
         """
         with disk_faults(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ class PublishedFolder:
         return Published(run, len(page), facts.unmatched, data != plain)
 
     def _check_ours(self, manifest: Manifest) -> None:
-        """Refuse a folder with a page of another run."""
+        """Raise UserError BAD_OPTION for a folder with a page of another run."""
         has = (self._folder / PAGE).exists()
         if has and run_file.earlier(self._folder, manifest.run_id) is None:
             raise UserError(
@@ -140,7 +141,7 @@ class PublishedFolder:
 
 
 def _licence(manifest: Manifest, layout: Layout) -> str:
-    """Return the licence in the base model's card, if the card is in its folder."""
+    """Return the licence in the base model's card; empty if the model's folder has no card."""
     source = manifest.model.source
     folder = EMBEDDED / public_name(source.removeprefix(BUILTIN)) if source.startswith(BUILTIN) else None
     folder = folder or model_of(layout, None)
@@ -155,7 +156,8 @@ def _size_of(folder: Path) -> int | None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put a complete file in its place, readable for everybody. Raises OSError."""
+    """Write a file, readable for everybody, under another name and rename it once it is complete. Raises
+    OSError."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         scratch.write_bytes(content)
@@ -165,7 +167,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove files that a killed process left unfinished."""
+    """Remove unfinished files that a killed process left behind."""
     for name in (PAGE, NAME, MANIFEST):
         for path in folder.glob(f".{name}.*.partial"):
             path.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
-"""Types of the answers of the control API, `--json` and metrics. Imports neither the node nor the engine.
+"""Types of the answers of the control API, and of the output of `--json` and metrics. Imports neither the
+node nor the engine.
 
-Its modules are loaded on first use, because pydantic takes longer to import than most commands need.
+Its modules are loaded on first use, because importing pydantic takes longer than most commands run.
 """
 
 from __future__ import annotations

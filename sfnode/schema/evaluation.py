@@ -1,4 +1,4 @@
-"""A measurement of a model on test rows: one type from the task that computes it to the dashboard."""
+"""Types of a model's measurements, from the task that computes them to the dashboard that shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Answer(BaseModel):
 
 
 class ClassScore(Answer):
-    """Right answers among the rows of one class."""
+    """Number of right answers among the rows of one class."""
 
     name: str
     right: int
@@ -32,16 +32,16 @@ class Evaluation(Answer):
     low: float
     """Lower end of the value's 95 % confidence interval."""
     high: float
-    """Upper end of this interval; infinite for the perplexity of a single row."""
+    """Upper end of the value's 95 % confidence interval; infinite for the perplexity of a single row."""
     loss: float
     """Mean loss of the rows in nats, which is the loss that training lowers; in a reward run 1 minus the mean
     reward."""
     count: int
     """Number of rows."""
     calibrated: bool = False
-    """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
+    """Whether the model's prior over the answers was subtracted from the answers' scores (docs/tasks.md)."""
     by_class: tuple[ClassScore, ...] = ()
-    """Right answers of each class that has rows; empty for a task without classes."""
+    """Number of right answers for each class that has rows; empty for a task without classes."""
 
     @property
     def on_rows(self) -> str:
@@ -50,33 +50,33 @@ class Evaluation(Answer):
 
 
 class EvaluationOfRows(Evaluation):
-    """An evaluation with the losses of its rows, for paired comparisons. The losses are not published."""
+    """An evaluation with the loss of each row, for paired comparisons. The losses are not published."""
 
     losses: tuple[float, ...] = Field(exclude=True, repr=False)
-    """Loss of each row, in the same order for the same rows."""
+    """Loss of each row. Evaluations of the same rows have the losses in the same order."""
 
 
 class StepShare(NamedTuple):
     """The part of an epoch's step that is due to one feed's updates, measured by its effect on validation
     rows.
 
-    Let q be the scalar of an update, and s, i and j its signs and coordinates (SPEC R6). Let G be the
-    derivatives of the validation loss by the entries of every layer's core, at the middle of the epoch's
-    step. Then p, the sum of s * G[i, j] over layers, is the scalar that the validation rows would have given.
-    For first-order updates `sum` is the score in standard deviations, and `squares` is 1.
+    q is the scalar of an update; s, i and j are its signs and coordinates (SPEC R6). G has the derivatives of
+    the validation loss with respect to the entries of every layer's core, at the middle of the epoch's step.
+    Then p, the sum of s * G[i, j] over layers, is the scalar that the validation rows would have given. For
+    first-order updates `sum` is the score in standard deviations, and `squares` is 1.
     """
 
     updates: int
     sum: float
     """Sum of the square roots of |q * p| with the signs of q * p; positive if the scalars agree with the
-    slopes. Without the roots, a few products would dominate the sum, because their tails are heavy. With the
-    roots, half of the updates are equally informative."""
+    slopes. Products have heavy tails, so that a few of them would dominate a sum without roots. With roots,
+    half as many updates are equally informative."""
     squares: float
     """Sum of |q * p|, which would be the variance of `sum` if the scalars had random signs."""
     worth: float
     """Decrease of the validation loss by the updates with factor 1, in nats. It is the Aumann-Shapley value
-    of the feed in the epoch's step, by the midpoint rule. The worths of all feeds add up to the gain of the
-    whole step, to third order."""
+    of the feed in the epoch's step, computed with the midpoint rule. The worths of all feeds add up to the
+    gain of the whole step, to third order."""
     error: float
     """Standard error of `worth` over the validation rows."""
 
@@ -85,15 +85,16 @@ class ProbeEvaluation(Evaluation):
     """Scores of a linear probe on the rows on which a run's model was measured (`engine.probe`)."""
 
     rows: int
-    """Training rows that the probe was fitted to."""
+    """Number of training rows that the probe was fitted to."""
     lead: float
-    """Mean over the rows of the model's loss minus the probe's, in nats; positive if the probe is better."""
+    """Difference of the mean losses, the model's minus the probe's, in nats; positive if the probe is
+    better."""
     error: float
-    """Standard error of the lead."""
+    """Standard error of `lead`."""
 
     @property
     def better(self) -> bool:
-        """Whether the probe is better than the model by more than the noise of the rows."""
+        """Whether the probe is better than the model by more than chance."""
         return self.lead > 2 * self.error
 
 
@@ -101,9 +102,10 @@ class BaselineEvaluation(Evaluation):
     """Scores of a baseline without a model on the same rows (`tasks.baselines`)."""
 
     name: str
-    """The commonest label, or TF-IDF with logistic regression."""
+    """Name of the baseline: the commonest label, or TF-IDF with logistic regression."""
     rows: int
-    """Training rows that the baseline was fitted to: this node's own rows, and the run's public rows."""
+    """Number of training rows that the baseline was fitted to: this node's own rows, and the run's public
+    rows."""
 
 
 class LayerDrift(Answer):
@@ -111,9 +113,9 @@ class LayerDrift(Answer):
 
     name: str
     norm: float
-    """Frobenius norm of the change by training."""
+    """Frobenius norm of the matrix's change by training."""
     distance: float
-    """This norm divided by the norm of the base weights."""
+    """`norm` divided by the norm of this matrix in the base model."""
 
 
 class Drift(Answer):
@@ -122,7 +124,7 @@ class Drift(Answer):
     norm: float
     """Frobenius norm of the change by training, over all trained matrices."""
     distance: float
-    """This norm divided by the norm of these matrices in the base model."""
+    """`norm` divided by the norm of these matrices in the base model."""
     kl: float | None
     """Mean of KL(base || model), in nats a token, over neutral text and the base model's continuation of each
     line; None for a classifier."""
@@ -137,15 +139,15 @@ class LayeredDrift(Drift):
 
     @property
     def whole(self) -> Drift:
-        """The drift in total, without the single matrices."""
+        """The total drift, without the drifts of single matrices."""
         return Drift(norm=self.norm, distance=self.distance, kl=self.kl, tokens=self.tokens)
 
 
 class NodeEvaluation(Evaluation):
-    """An evaluation that a running node was asked for, with its model and its time."""
+    """An evaluation that a running node made on request, with the evaluated model and the time."""
 
     seconds: float
-    """Time at which it finished, in seconds since the start of the node."""
+    """Time at which the evaluation finished, in seconds since the start of the node."""
     known: int
     """Number of updates in the model; 0 for the base model."""
     base: bool

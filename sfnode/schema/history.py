@@ -1,4 +1,4 @@
-"""The past of a run, as commands print it with --json (docs/json.md): its history and its seals."""
+"""The past of a run, as commands print it with --json (docs/json.md): history, seals and members."""
 
 from __future__ import annotations
 
@@ -24,40 +24,41 @@ class EpochEntry(Answer):
 
     epoch: int
     named: int
-    """Number of updates that its close lists; in an open run updates with its label."""
+    """Number of updates that the epoch's close lists; in an open run, number of updates with the epoch's
+    label."""
     counted: int
-    """Number of its updates that count now, after all decisions."""
+    """Number of the epoch's updates that count now, after all decisions."""
     factor: float | None
-    """Factor of its seal. Like `digest` and `evaluation`, None in an open run."""
+    """Factor of the epoch's seal. Like `digest` and `evaluation`, None in an open run."""
     rate: float
-    """Learning rate of updates with its label."""
+    """Learning rate of updates with the epoch's label."""
     digest: str | None
-    """Named digest (SPEC O10)."""
+    """Named digest in the seal (SPEC O10)."""
     evaluation: EpochEvaluation | None
-    """The last evaluation of its model that the organiser published."""
+    """The last published evaluation of the model at this seal."""
     origins: list[OriginPart]
     """Origins with updates that count, the most updates first."""
 
 
 class Decided(Answer):
-    """A decision, or an epoch of an open run, as every view shows it."""
+    """A decision, or in an open run an epoch, with the fields that every view shows."""
 
     position: int | None
     """Number of the decision in the control feed, from 0; None in an open run."""
     kind: str
     """Name of the decision in lower case; `seal` and `epoch` entries have an `epoch`."""
     text: str
-    """Its content in words."""
+    """Content of the decision, in words."""
     arrived: int | None = None
-    """Time at which it arrived at this node, in seconds since 1970. None in an open run, and if an earlier
-    version did not record it."""
+    """Time at which the decision arrived at this node, in seconds since 1970. None in an open run, and if an
+    earlier version did not record it."""
 
 
 class HistoryEntry(Decided):
-    """A decision, or an epoch of an open run, with all its consequences."""
+    """A decision with all its consequences; in an open run an epoch."""
 
     term: int | None
-    """Number of successions before it; None in an open run."""
+    """Number of successions before the decision; None in an open run."""
     epoch: EpochEntry | None = None
 
 
@@ -73,7 +74,7 @@ class HistoryResult(Answer):
     waiting: int
     """Number of updates stored here that no seal has judged; 0 in an open run."""
     complete: bool
-    """Whether the run is complete. Then no more updates are made, and updates that wait never count."""
+    """Whether the run is complete. After that no more updates are made, and waiting updates never count."""
     budget: int
     parent: Parent | None
     """The state of the other run from which this run was forked; None if it is not a fork."""
@@ -85,20 +86,20 @@ class Ranked(Answer):
     """A member of an organised run, ranked by its contribution."""
 
     rank: int
-    """Rank by worth, then by updates that count, from 1."""
+    """Rank, from 1, in descending order of worth, and with equal worth of updates that count."""
     origin: str
     name: str | None
     """Display name that the member chose; None without one."""
     counted: int
-    """Number of its updates that count."""
+    """Number of the member's updates that count."""
     measured: int
-    """Counted updates with a measured worth."""
+    """Number of counted updates whose worth was measured."""
     worth: int
     """Decrease of the validation loss by these updates, in units of 10^-9 nats, from the figures in the
     control feed (SPEC O16)."""
     revoked: bool
     left_out: str | None = None
-    """Reason why its latest work was left out; None if it counts."""
+    """Reason why the member's latest work was left out; None if that work counts."""
 
 
 class Verdict(Answer):
@@ -109,7 +110,7 @@ class Verdict(Answer):
     named: int
     counted: int
     reason: Uncounted | None
-    """Reason why it does not count; None if it does."""
+    """Reason why the work does not count; None if it counts."""
 
 
 class WhyResult(Answer):
@@ -124,17 +125,17 @@ class WhyResult(Answer):
 
 
 class Remeasured(Answer):
-    """Comparison of an epoch's signed worths with worths that were measured here."""
+    """Comparison of an epoch's worths that the organiser signed with worths that were measured here."""
 
     epoch: int
     rows: int
     said: int
-    """Sum over all feeds of the worths in the control feed, with factor 1, in units of 10^-9 nats."""
+    """Sum of all feeds' worths with factor 1, according to the control feed, in units of 10^-9 nats."""
     found: int
-    """The same sum, as measured here."""
+    """Sum of all feeds' worths with factor 1, as measured here, in units of 10^-9 nats."""
     off: float
-    """Sum over feeds of the absolute difference between both worths, divided by the sum of the absolute
-    signed worths."""
+    """Sum over feeds of the absolute difference between the two worths, divided by the sum of the absolute
+    worths in the control feed."""
     agrees: bool
     """Whether `off` is within the tolerance."""
 
@@ -163,7 +164,7 @@ class CheckoutResult(Answer):
     run_id: str
     epoch: int
     updates: int
-    """Number of updates that counted at its seal."""
+    """Number of updates that counted at this seal."""
     named_digest: str
     """Named digest in the seal (SPEC O10)."""
     core_digest: str
@@ -181,19 +182,19 @@ class Contributor(NamedTuple):
     name: str
     """Display name and team that the origin chose; empty without one."""
     updates: int
-    """Number of its updates that count."""
+    """Number of the origin's updates that count."""
 
 
 class EvaluatedModel(NamedTuple):
     """An evaluation that the organiser published."""
 
     of: str
-    """The model in words."""
+    """Description of the evaluated model."""
     result: EpochEvaluation
 
 
 class Provenance(NamedTuple):
-    """The state of a run that was exported."""
+    """The exported state of a run."""
 
     seal: int | None
     """Epoch of the seal; None in an open run, and with --as-of-now."""
@@ -201,7 +202,7 @@ class Provenance(NamedTuple):
     """Core digest of the updates that the seal counts, or else the state digest; in hex."""
     updates: int
     amended: bool = False
-    """Whether later decisions changed which of its updates count."""
+    """Whether later decisions changed which updates of the seal count."""
     evaluations: tuple[EvaluatedModel, ...] = ()
     contributors: tuple[Contributor, ...] = ()
-    """Contributors, the most updates first."""
+    """Contributors, in descending order of updates."""

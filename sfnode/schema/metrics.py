@@ -1,4 +1,4 @@
-"""Metrics, the trained quantity and a node's work in words, the same in every view.
+"""Describes metrics, the trained quantity and a node's work in words that are the same in every view.
 
 Imports only the standard library.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """The quantity that training changes, as it is shown."""
+    """The quantity that training improves, and how it is shown."""
 
     name: str
     rises: bool = False
-    """Whether it is shown as 1 less the loss, which rises as a model gets better."""
+    """Whether the shown quantity is 1 minus the loss, which rises as a model gets better."""
 
     def of(self, loss: float) -> float:
         """Return the quantity for a loss."""
@@ -31,12 +31,12 @@ class Trained(NamedTuple):
 
 LOSS = Trained("loss")
 REWARD = Trained("mean reward", rises=True)
-"""Trained quantity of reward runs. The loss of a row is 1 less its reward, not nats, and jumps when a word
-changes."""
+"""Trained quantity of reward runs. The loss of a row is 1 minus its reward. It is not in nats, and it jumps
+when a word changes."""
 
 
 class Metric(NamedTuple):
-    """A metric, as it is shown."""
+    """A metric, and how it is shown."""
 
     name: str
     is_share: bool = True
@@ -62,8 +62,8 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """Return a metric by its name. An organiser may name a metric that this version does not know; then only
-    the name is shown."""
+    """Return the metric called `name`. An organiser may name a metric that this version does not know; then
+    only its name is shown."""
     return METRICS.get(name) or Metric(name.replace("_", " "), is_share=False)
 
 
@@ -74,7 +74,7 @@ def measure_of(found: Evaluation) -> tuple[str, bool]:
 
 
 def value_in_words(metric: str, value: float) -> str:
-    """Return a value for people: `52.6 %`, `12.3`."""
+    """Format a metric's value for people: `52.6 %`, `12.3`."""
     if not math.isfinite(value):
         return "infinite"
     return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
@@ -95,15 +95,15 @@ CLASSES_SHOWN = 5
 """Maximum number of classes whose figures are shown: those with the worst figures."""
 
 CHANCE = 3.0
-"""Threshold in standard deviations. Above it, a difference between classes is not taken for chance."""
+"""Threshold in standard deviations. A larger difference between classes is not taken for chance."""
 
 
 def by_class(found: Evaluation) -> str:
     """Return the accuracy of the worst classes if classes differ by more than chance: `by class: complaint
     12.5 % of 8 rows, other 98.2 % of 380 rows`. Otherwise return an empty text.
 
-    Chance is judged by Pearson's chi-square of right and wrong answers. Its mean is the number of its degrees
-    of freedom, its variance twice that number.
+    Chance is judged with Pearson's chi-square of right and wrong answers. Its mean is the number of degrees
+    of freedom, and its variance is twice that number.
     """
     classes = found.by_class
     right, count = sum(one.right for one in classes), sum(one.count for one in classes)
@@ -120,15 +120,15 @@ def by_class(found: Evaluation) -> str:
 
 
 TENTH = 0.0005
-"""Minimum difference that is shown: a smaller one would be rounded to 0.0 %."""
+"""Minimum difference that is shown. A smaller difference would be rounded to 0.0 %."""
 
 
 def better_by(metric: str, before: float, after: float) -> str:
-    """Return how much better or worse one result is than another.
+    """Return in words how much better or worse the result `after` is than `before`.
 
-    For shares it is the difference in percentage points, such as `better by 3.1 points`. For other values it
-    is relative to `before`, such as `better by 15.0 %`. Empty if the difference is not a number, too small to
-    show, or above 100 %.
+    For shares the text has the difference in percentage points, such as `better by 3.1 points`. For other
+    values it has the difference relative to `before`, such as `better by 15.0 %`. The text is empty if the
+    difference is not a number, too small to show, or above 100 %.
     """
     kind = metric_of(metric)
     gain = after - before if kind.is_share else (after - before) / (abs(before) or math.nan)
@@ -163,7 +163,7 @@ def drift_in_words(drift: Drift) -> str:
 
 
 def moved_in_words(distance: float) -> str:
-    """Return the distance for people: `the weights have moved by 12 %`."""
+    """Describe a relative distance of weights for people: `the weights have moved by 12 %`."""
     if math.isinf(distance):
         return "what is trained was zero at first"
     far = f"{100 * distance:.2g} %" if distance <= 1 else "more than they were"
@@ -171,19 +171,19 @@ def moved_in_words(distance: float) -> str:
 
 
 def trained_by(task: str) -> Trained:
-    """Return the trained quantity of a kind of task."""
+    """Return the quantity that training changes in this kind of task."""
     return REWARD if task == "reward" else LOSS
 
 
 def kind_in_words(kind: str) -> str:
-    """Return a kind of task for people."""
+    """Describe a kind of task for people."""
     if kind == "reward":
         return "answers that the model writes and a program scores"
     return kind.replace("-", " ")
 
 
 def far(doing: DoingStatus) -> str:
-    """Return the progress of a node's work: `1,024 of 4,096`; empty if it is unknown."""
+    """Format the progress of a node's work: `1,024 of 4,096`; empty if the progress is unknown."""
     return f"{doing.done:,} of {doing.total:,}" if doing.total else ""
 
 

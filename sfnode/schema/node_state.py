@@ -1,7 +1,7 @@
 """The state of a node, and of its run, in one word: the same in the control API, `--json`, metrics, dashboard
 and `top`.
 
-Imports little but the standard library, so that commands that only compare states start at once.
+Imports hardly more than the standard library, so that commands that only compare states start at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class NodeState(StrEnum):
     STARTING = "starting"
     """The base model is being downloaded or loaded."""
     ASKING = "asking"
-    """The node asks peers which of its own updates they know, so that it does not contradict itself."""
+    """The node asks peers which of its own updates they know, so that it signs no two different updates of
+    one step."""
     CATCHING_UP = "catching-up"
     """The node loads updates that its neighbours have and it lacks, even if the run is over."""
     TRAINING = "training"
@@ -50,7 +51,7 @@ class Wait(StrEnum):
     HISTORY = "history"
     """The checkpoint with which the node begins has not arrived yet, or does not count any more."""
     SEALS = "seals"
-    """The closed updates reach the budget. Only the last seals are still to come."""
+    """The closed updates reach the budget. Only the last seals are missing."""
     BASES = "bases"
     """Published bases have not arrived yet (also in an open run)."""
     NODES = "nodes"
@@ -62,8 +63,8 @@ class Wait(StrEnum):
 
 
 class RunHealth(StrEnum):
-    """Verdicts on an organised run's model, by results on the validation rows that differ by more than
-    noise."""
+    """Verdicts on an organised run's model. They compare results on the validation rows, and ignore
+    differences within the noise."""
 
     UNKNOWN = "unknown"
     """Nothing was evaluated, or nothing can be compared."""

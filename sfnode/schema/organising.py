@@ -1,4 +1,4 @@
-"""Answers of a node of an organised run, and its owner's requests: docs/json.md describes each."""
+"""Answers of a node about an organised run, and requests of the node's owner. docs/json.md describes both."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class EpochEvaluation(Evaluation):
 
 
 class HealthStatus(Answer):
-    """Comparison of the model with the base model and its own best. Two models differ if their 95 % intervals
-    do not overlap."""
+    """Comparison of the model with the base model and with the run's best model. Two models differ if their
+    95 % intervals do not overlap."""
 
     verdict: RunHealth
     latest: EpochEvaluation | None
@@ -62,7 +62,7 @@ class EvidenceStatus(Answer):
     member: int
     origin: str
     updates: int
-    """Number of updates that were measured."""
+    """Number of the member's updates that were measured."""
     worth: int
     """Decrease of the validation loss by these updates with factor 1, in units of 10^-9 nats."""
     evidence: float
@@ -72,36 +72,37 @@ class EvidenceStatus(Answer):
     """Minimum evidence with which skipped work still counts at the run's last seals. At these seals harmful
     epochs lower the evidence in full, and the work of a frequent outlier does not count."""
     counts_at_last: bool
-    """Whether its waiting work would count if the run ended now, as far as these figures show."""
+    """Whether the member's waiting work would count if the run ended now, according to these figures."""
     agreement: float
-    """Agreement of its scalars with the validation rows, divided by the usual member's. Differences between
-    members that may be chance are left out."""
+    """Agreement of the member's scalars with the validation rows, divided by a typical member's agreement.
+    Differences between members that may be chance are left out."""
     outlier_share: float
-    """Share of its latest measured epochs in which its work was far too large. Such work never counts."""
+    """Share of the member's latest measured epochs in which its work was far too large. Such work never
+    counts."""
     skipped: bool
-    """Whether seals currently skip its work, unless the owner decided otherwise."""
+    """Whether seals currently skip the member's work, unless the owner decides otherwise."""
     harmful_since: int | None
-    """Epoch since which its work clearly does harm; None if that is not clear."""
+    """Epoch since which the member's work clearly does harm; None if that is not clear."""
 
 
 class SubspaceBases(Answer):
-    """Published bases, used from a subspace on."""
+    """Published bases that are used from a subspace on."""
 
     subspace: int
     digest: str
 
 
 class StandInStatus(Answer):
-    """A stand-in for the organiser. More than half of the stand-ins must store each decision, and must agree
-    to elect the organiser (SPEC O21)."""
+    """A stand-in for the organiser. More than half of the stand-ins must store a decision before it takes
+    effect, and must agree to elect an organiser (SPEC O21)."""
 
     member: int
     key: str
     here: bool
-    """Whether it was heard within a minute."""
+    """Whether the stand-in was heard from within the last minute."""
     organises: bool
     lied: bool = False
-    """Whether it voted twice in one election, and is excluded (SPEC O24)."""
+    """Whether the stand-in voted twice in one election, and is excluded (SPEC O24)."""
 
 
 class OrganiserStatus(Answer):
@@ -121,7 +122,8 @@ class OrganiserStatus(Answer):
     incomplete: bool
     """Whether decisions that the last succession keeps are missing here."""
     frozen: bool
-    """Whether the key of this term signed two sequences, so that the deputies must name another key."""
+    """Whether the key of this term signed two different sequences of decisions, so that the deputies must
+    name another key."""
     unsupported: bool
     """Whether a decision needs a later version of sfnode."""
     open_epoch: int
@@ -138,15 +140,16 @@ class OrganiserStatus(Answer):
     behind: int
     """Number of updates that the organiser listed but that are missing here."""
     bases: list[SubspaceBases]
-    """Published bases, ascending from subspace 0; none if bases are random."""
+    """Published bases, in ascending order from subspace 0; empty if bases are random."""
     next_subspace: int
     """The first subspace for which bases may be published."""
     organiser: str | None
     """State of the organiser on this node; None if its key is elsewhere."""
     waits: str | None
-    """Reason why it does not sign yet, and how that ends; None if it signs, or if it is elsewhere."""
+    """Reason why the organiser on this node does not sign yet, and how that ends; None if it signs, or if its
+    key is elsewhere."""
     petitions: int | None
-    """Number of newcomers that wait for the owner; None if the organiser is elsewhere."""
+    """Number of newcomers that wait for the owner's decision; None if the organiser's key is elsewhere."""
     health: HealthStatus
     evaluations: list[EpochEvaluation]
     """The last published evaluations, oldest first."""
@@ -162,17 +165,17 @@ class MemberStatus(Answer):
     number: int
     origin: str
     quota: int
-    """Maximum number of its updates with the label of the open epoch."""
+    """Maximum number of the member's updates with the label of the open epoch."""
     vouched: bool
-    """Whether it has a quota of its own, by an invitation or the organiser's decision."""
+    """Whether the member has a quota of its own, from an invitation or a decision of the organiser."""
     proven: bool
-    """Whether its new work counts before it was measured, until a seal judges it."""
+    """Whether the member's new work counts before it was measured, until a seal judges it."""
     invitation: int | None
-    """Number of the invitation by which it joined, counted from 1; None without one."""
+    """Number of the invitation with which the member joined, counted from 1; None without an invitation."""
     revoked: int | None
-    """First epoch label whose updates do not count; None if it was not revoked."""
+    """First epoch label whose updates do not count; None if the member was not revoked."""
     counted: int
-    """Number of its updates that count."""
+    """Number of the member's updates that count."""
 
 
 class Members(Answer):
@@ -185,13 +188,13 @@ class Members(Answer):
 
 
 class JoinRequestStatus(Answer):
-    """A newcomer that waits for the owner."""
+    """A newcomer that waits for the owner's decision."""
 
     origin: str
     work: int
-    """Number of leading zero bits of its proof of work."""
+    """Number of leading zero bits of the newcomer's proof of work."""
     invitation: int | None
-    """Number of the invitation that it shows, counted from 1; None without one."""
+    """Number of the invitation that the newcomer shows, counted from 1; None without an invitation."""
     invited: bool
     """Whether this invitation is valid."""
 
@@ -202,7 +205,7 @@ class OfferStatus(Answer):
     member: int
     key: str
     own: bool
-    """Whether it is this node itself."""
+    """Whether the member is this node itself."""
 
 
 class JoinRequestList(Answer):
@@ -210,11 +213,11 @@ class JoinRequestList(Answer):
 
     petitions: list[JoinRequestStatus]
     offers: list[OfferStatus]
-    """Members that stand in for the organiser or offer it; empty if the organiser is elsewhere."""
+    """Members that stand in for the organiser, or offer to; empty if the organiser's key is elsewhere."""
 
 
 class Change(Answer):
-    """A number of the run that a decision changes."""
+    """A value of the run that a decision changes, such as the budget."""
 
     name: str
     before: int
@@ -228,7 +231,8 @@ class DecisionResult(Answer):
     """False for a dry run."""
     changes: list[Change]
     invitation: int | None
-    """Number of the invitation that was published, counted from 1; None if none was."""
+    """Number of the invitation that was published, counted from 1; None if the decision publishes no
+    invitation."""
 
 
 class DeputyVote(Answer):

@@ -26,25 +26,27 @@ class EvalResult(Answer):
     run_id: str
     updates: int
     digest: str
-    """State digest, or core digest (SPEC D5) of the updates that the seal counts."""
+    """Core digest (SPEC D5) of the updates that the seal counts; without a seal, the state digest."""
     seal: int | None
     """Epoch of the seal whose model was evaluated; None in an open run, and with --as-of-now."""
     before: Evaluation
-    """The base model."""
+    """Result of the base model."""
     calibrated: Evaluation | None
-    """The base model less its prior over the answers; None without fixed answers, or without training rows to
-    measure the prior."""
+    """Result of the base model with its prior over the answers subtracted; None without fixed answers, or
+    without training rows to measure the prior."""
     after: Evaluation
-    """The trained model, less its prior if the run's loss is centred."""
+    """Result of the trained model; if the run's loss is centred, with its prior over the answers
+    subtracted."""
     probe: ProbeEvaluation | None = None
-    """A linear probe on the run's training rows; None if more than a linear head is trained, or if too few
-    states are kept here."""
+    """Result of a linear probe on the run's training rows; None if more than a linear head is trained, or if
+    too few states are stored here."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """Results of baselines without a model on the same rows; empty for a task without labels."""
+    """Results of baselines without a model on the same test rows; empty for a task without labels."""
     loss: Literal["plain", "centred", "calibrated"]
-    """The run's loss."""
+    """Kind of the run's loss."""
     prior: dict[str, float] | None
-    """Prior of the trained model for each answer, in nats, which was subtracted; None if none was."""
+    """Prior of the trained model for each answer, in nats, that was subtracted; None if no prior was
+    subtracted."""
     drift: LayeredDrift
     """Distance of the trained model from the base model."""
 
@@ -73,8 +75,8 @@ class VerifyResult(Answer):
     signatures: int
     digest: str
     core_digest: str
-    """Digest of the updates that count at the seal of `SealsResult.epoch`, or with --as-of-now of all of
-    them."""
+    """Core digest of the updates that count at the seal of `SealsResult.epoch`; with --as-of-now, of all
+    updates."""
     checkpoint: int | None
     """Epoch of the checkpoint at which verification began; None if it began at genesis."""
     seals: SealsResult | None
@@ -92,24 +94,25 @@ class SealsResult(Answer):
     behind: int
     """Number of updates that closes list but the log lacks."""
     named_digest: str | None
-    """Digest of the last seal that was checked; None without one."""
+    """Named digest of the last seal that was checked; None if no seal was checked."""
     epoch: int | None
-    """Epoch of the last seal whose updates are all stored here; None without one."""
+    """Epoch of the last seal whose updates are all stored here; None if there is no such seal."""
     updates: int
-    """Number of updates that count at that seal."""
+    """Number of updates that count at the seal of `epoch`."""
     lacking: int
     """Number of updates that seals refer to but the log lacks."""
 
 
 class ArchiveStatement(Answer):
-    """The statement in an archive: the state of its log. `sfnode history archive --json`."""
+    """The statement in an archive, which describes the state of its log. `sfnode history archive --json`
+    prints it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int
     """Version of the archive's format."""
     version: str = Field(max_length=64)
-    """Version of sfnode that wrote it."""
+    """Version of sfnode that wrote the archive."""
     run_id: str = Field(pattern="^[0-9a-f]{64}$")
     feeds: int
     updates: int
@@ -118,11 +121,11 @@ class ArchiveStatement(Answer):
     sealed: int
     """Number of sealed epochs."""
     digest: str
-    """State digest of its whole log."""
+    """State digest of the archive's whole log."""
     core_digest: str
-    """Digest of the cores of the updates that count at its last complete seal."""
+    """Core digest of the updates that count at the last seal that the archive contains completely."""
     named_digest: str | None
-    """Digest of the last seal that it contains completely."""
+    """Named digest of the last seal that the archive contains completely."""
 
 
 class ImportResult(Answer):
@@ -140,7 +143,7 @@ class ImportResult(Answer):
     digest: str
     """State digest of the folder now."""
     same: bool
-    """Whether folder and archive have the same state."""
+    """Whether the folder and the archive now have the same state digest."""
 
 
 Reach = Literal["internet", "network", "machine"]
@@ -155,7 +158,7 @@ class InviteResult(Answer):
     protocol: int
     addresses: list[str]
     contacts_url: str = ""
-    """Web page with current contacts (SPEC N6) that the link names; empty without one."""
+    """Web page with current contacts (SPEC N6) that the link names; empty if it names no page."""
     reach: Reach
     """Networks from which the addresses can be reached, as far as the addresses show; `network` is a private
     network."""
@@ -183,18 +186,20 @@ class SwarmResult(Answer):
     sealed: int | None
     """Number of epochs that the organiser sealed; None for an open run."""
     announced: str | None = None
-    """The organiser's last announcement: why it ended the run early or took updates back; None without
-    one."""
+    """The organiser's last announcement, such as why it ended the run early or took updates back; None
+    without an announcement."""
     update_budget: int
     equal: bool
     """Whether all digests and all core digests are the same."""
     before: Evaluation | None
     calibrated: Evaluation | None = None
-    """The base model less its prior over the answers; None if the prior cannot be measured."""
+    """Result of the base model with its prior over the answers subtracted; None if the prior cannot be
+    measured."""
     after: Evaluation | None
-    """The trained model. Like `before`, None for a run without test data."""
+    """Result of the trained model. Like `before`, None for a run without test data."""
     probe: ProbeEvaluation | None = None
-    """A linear probe on the training rows of all nodes; None if more than a linear head is trained."""
+    """Result of a linear probe on the training rows of all nodes; None if more than a linear head is
+    trained."""
     baselines: tuple[BaselineEvaluation, ...] = ()
     """Results of baselines without a model, fitted to the first node's rows and the public rows; empty for a
     task without labels."""
@@ -215,8 +220,7 @@ class BatchResult(Answer):
     tokens: int
     """Number of tokens in a step's mini-batches, without padding."""
     forwards_seconds: float
-    """Time of plain forward passes, one for each point of a step (two points, or one for each update of a
-    group)."""
+    """Time of plain forward passes, as many as a step has points: two, or one for each update of a group."""
     step_seconds: float
     step_ratio: float
     """`step_seconds` divided by `forwards_seconds`."""
@@ -246,8 +250,8 @@ class IncomingResult(Answer):
     fold_seconds: float
     """Time to merge the core into the weights once. It does not depend on the number of updates."""
     shares: dict[int, float]
-    """Share of the time, in the long run, that applying these updates takes beside steps; keyed by the rows
-    of a mini-batch."""
+    """Share of the time that applying these updates takes in the long run, while steps take the rest; keyed
+    by the number of rows of a mini-batch."""
 
 
 class FitResult(Answer):
@@ -263,7 +267,8 @@ class TriedAnswer(Answer):
 
     prompt: str
     right: str
-    """Column value that the verifier compares an answer with; empty if it reads no column."""
+    """Value of the column with which the verifier compares an answer; empty if the verifier reads no
+    column."""
     answer: str
     reward: float
 
@@ -294,7 +299,7 @@ class TryRewardResult(Answer):
     answers: int
     """Number of drawn answers."""
     cut: int
-    """Drawn answers that reached the maximum number of tokens."""
+    """Number of drawn answers that reached the maximum number of tokens."""
     tokens: int
     seconds: float
     """Time to draw and score the drawn answers."""
@@ -307,16 +312,17 @@ class TryRewardResult(Answer):
 
 
 class TogetherResult(Answer):
-    """One contestant of `sfnode lab bench` with several devices: all of them, or one alone."""
+    """One of the compared speeds in `sfnode lab bench` with several devices: of all devices together, or of
+    one alone."""
 
     batch: int
     devices: str
     threads: int
-    """CPU threads of each replica."""
+    """Number of CPU threads of each replica."""
     updates_per_hour: float
     ratio: float
-    """Speed of all devices together, divided by this contestant's speed: the median of the ratios of all
-    turns. For all devices together it is 1."""
+    """Speed of all devices together, divided by this speed: the median of the ratios of all turns. For all
+    devices together it is 1."""
 
 
 class BenchResult(Answer):
@@ -332,7 +338,7 @@ class BenchResult(Answer):
     dtype: str
     threads: int
     busy_cores: float
-    """Cores that other programs used while the model was loaded."""
+    """Number of cores that other programs used while the model was loaded."""
     rank: int
     queries: int
     """Number of mini-batches of a step."""

@@ -15,23 +15,23 @@ class LinkStatus(Answer):
     outbound: bool
     role: str
     known: int
-    """Number of updates that it knew at its last report."""
+    """Number of updates that the neighbour knew at its last report."""
     agrees: bool
-    """Whether the digest in its last Summary equalled ours at that moment."""
+    """Whether the digest in the neighbour's last Summary equalled this node's digest when it arrived."""
     bytes_sent: int
     bytes_received: int
 
 
 class FetchStatus(Answer):
-    """A download from peers: of the run's data, the base model, or published bases."""
+    """A download of the run's data, the base model or published bases from peers."""
 
     what: str = "base model"
     done: int
-    """Bytes that have arrived, including earlier attempts."""
+    """Number of bytes that have arrived, including those of earlier attempts."""
     total: int
     """Size in bytes; 0 until the listing arrived."""
     peers: int
-    """Number of peers that sent some of it."""
+    """Number of peers that sent a part of the download."""
 
 
 class WaitStatus(Answer):
@@ -43,15 +43,15 @@ class WaitStatus(Answer):
 
 
 class DoingStatus(Answer):
-    """Work of a node's model beside updates."""
+    """Work of a node's model other than updates."""
 
     what: str
     """The work in words, such as `measuring epoch 3`."""
     seconds: float
-    """Time since it began."""
+    """Time since the work began."""
     done: int = 0
     total: int = 0
-    """Total of its units, such as rows; 0 if unknown."""
+    """Total number of units of the work, such as rows; 0 if unknown."""
 
 
 class DeviceStatus(Answer):
@@ -60,11 +60,11 @@ class DeviceStatus(Answer):
     name: str
     """Name of the device such as `cuda:1`, with a number if several have the same name."""
     updates: int
-    """Number of updates measured on it since the start."""
+    """Number of updates measured on the device since the start."""
     seconds: float | None
     """Time of an update, averaged over the last steps; None before the first one."""
     problem: str | None
-    """Reason why it computes nothing now; None if it works. The other devices continue."""
+    """Reason why the device computes nothing now; None if it works. The other devices continue."""
 
 
 class GpuStatus(Answer):
@@ -73,10 +73,10 @@ class GpuStatus(Answer):
     device: str
     name: str
     memory: int
-    """Bytes of its memory that the node holds."""
+    """Bytes of the GPU's memory that the node holds."""
     memory_total: int
     busy: float | None
-    """Share of the time in which any program kept it busy."""
+    """Share of the time in which any program kept the GPU busy."""
     celsius: float | None
     watts: float | None
 
@@ -87,15 +87,15 @@ class MachineStatus(Answer):
     device: str
     """The device that computes, or several, separated by commas."""
     cpu: float
-    """Cores that the node kept busy over the last ten seconds."""
+    """Number of cores that the node kept busy over the last ten seconds."""
     cores: float
-    """Cores that it may use."""
+    """Number of cores that the node may use."""
     memory: int
     """Bytes of resident memory."""
     memory_total: int
     """Bytes of memory that the machine has."""
     gpus: list[GpuStatus]
-    """GPUs on which it computes; none before the model is loaded."""
+    """GPUs on which the node computes; empty before the model is loaded."""
 
 
 class AlarmStatus(Answer):
@@ -115,7 +115,7 @@ class PrivacyStatus(Answer):
     clip: float
     """Maximum slope that is sent; larger ones are clipped."""
     updates: int
-    """Number of updates for which epsilon was computed: the current number, or slightly more."""
+    """Number of updates for which `epsilon` was computed: the current number, or slightly more."""
     epsilon: float | None
     """Epsilon of these updates; None before it was first computed."""
     delta: float
@@ -144,7 +144,7 @@ class RunStatus(Answer):
     member."""
     health: HealthStatus
     evidence: EvidenceStatus | None = None
-    """Evidence on this node's own work; None before any of it was measured."""
+    """Evidence on this node's own work; None before any of this work was measured."""
     announced: str | None = None
     """The organiser's last announcement; None before the first one."""
     term: int = 0
@@ -152,11 +152,12 @@ class RunStatus(Answer):
     stand_ins: int = 0
     """Number of members who stand in for the organiser, including the organiser."""
     stand_ins_here: int = 0
-    """Number of stand-ins that were heard within a minute."""
+    """Number of stand-ins that were heard from within the last minute."""
 
 
 class Status(Answer):
-    """A node as of now. Hashes and keys are hex, rates per second, bytes over all links since the start.
+    """The current state of a node. Hashes and keys are in hex, rates are per second, and bytes are counted
+    over all links since the start.
 
     Its size depends on the number of links, not of feeds, because it is requested every second.
     """
@@ -180,7 +181,7 @@ class Status(Answer):
     digest: str
     """The state digest (SPEC D3): equal digests mean equal models."""
     origin: str | None
-    """The public key that signs its updates; None for a relay."""
+    """The public key that signs the node's updates; None for a relay."""
     incarnation: int | None
     """Incarnation of the origin in this feed; None for a relay."""
     own_updates: int
@@ -192,7 +193,8 @@ class Status(Answer):
     loss: float | None
     """Recent training loss, a moving average; in a reward run 1 less the mean reward."""
     drift: Drift | None
-    """Distance from the base model of the model that this node evaluated last; None before that."""
+    """Distance between the base model and the model that this node evaluated last; None before an
+    evaluation."""
     lacking: int
     """Number of updates that neighbours announced but that are missing here."""
     links: list[LinkStatus]
@@ -206,26 +208,26 @@ class Status(Answer):
     log_bytes: int
     uptime: float
     fetch: FetchStatus | None
-    """Download from peers of data, base model or bases; None if there is none."""
+    """Running download of data, the base model or bases from peers; None if there is none."""
     pauses: list[str]
-    """Reasons why it is paused, one sentence each."""
+    """Reasons why the node is paused, one sentence each."""
     paused_by: list[str]
     """Names of the reasons in `pauses`: `asked`, `disk`, `room`, or the name of a limit."""
     limits: Limits
     devices: list[DeviceStatus]
-    """Devices that compute; none before the model is loaded, and for a relay."""
+    """Devices that compute; empty before the model is loaded, and for a relay."""
     machine: MachineStatus | None
     """Use of the machine; None before it was measured."""
     wait: WaitStatus | None
-    """Reason why it may not make updates now; None if it may, and for a relay."""
+    """Reason why the node may not make updates now; None if it may, and for a relay."""
     alarms: list[AlarmStatus]
     """Alarms, the most severe first; in an open run only about problems of this node."""
     organised: RunStatus | None
     """The organised run; None in an open run."""
     privacy: PrivacyStatus | None = None
-    """Noise on its updates; None for a node without noise."""
+    """Noise on the node's updates; None for a node without noise."""
     doing: DoingStatus | None = None
-    """Long work of the model beside updates; None if there is none."""
+    """Long work of the model other than updates; None if there is none."""
     seconds_left: float | None = None
     """Time until the run's budget is used up, at the current rate of all nodes; None if it is unknown."""
 

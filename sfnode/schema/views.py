@@ -11,7 +11,7 @@ from sfnode.schema.history import Decided
 from sfnode.schema.organising import EpochEvaluation
 
 MAX_PAGE = 1000
-"""Maximum number of origins or feeds in one answer; 300 KB."""
+"""Maximum number of origins or feeds in one answer, which then has 300 KB."""
 
 MAX_POINTS = 1000
 """Maximum number of points of a history: more than a slider has positions."""
@@ -20,7 +20,7 @@ MAX_PROMPT = 8_192
 """Maximum length of a prompt, in characters; a person types less."""
 
 MAX_GENERATED = 64
-"""Maximum number of tokens written after a prompt. The engine does not train meanwhile, and a CPU takes
+"""Maximum number of tokens generated after a prompt. The engine does not train meanwhile, and a CPU takes
 seconds for 64 tokens."""
 
 MAX_ENTRIES = 1000
@@ -37,7 +37,7 @@ KeyStart = Annotated[str, Field(max_length=64, pattern="^[0-9a-f]*$")]
 
 
 class Progress(Answer):
-    """Progress of the run, and its end at the current rate."""
+    """Progress of the run, and the time left at the current rate."""
 
     known: int
     """Number of updates stored here; in an organised run updates that count after the seals so far."""
@@ -58,8 +58,8 @@ class Progress(Answer):
 
 
 class Curves(Answer):
-    """Measurements by this node since it started: columns of equal length, which are thinned out as they
-    grow."""
+    """Measurements by this node since it started, in columns of equal length. As they become many, some
+    points are dropped."""
 
     now: float
     """Seconds since the start."""
@@ -71,11 +71,11 @@ class Curves(Answer):
     swarm_rate: list[float | None]
     loss: list[float | None]
     cpu: list[float | None]
-    """Cores that the node kept busy."""
+    """Number of cores that the node kept busy."""
     memory: list[int | None]
-    """Bytes of memory that it held."""
+    """Bytes of memory that the node held."""
     gpu: list[float | None]
-    """Share of the time in which its GPU was busy; None if that is unknown."""
+    """Share of the time in which the node's GPU was busy; None if that is unknown."""
     measurements: list[NodeEvaluation]
 
 
@@ -99,7 +99,7 @@ class Origin(Answer):
     """The contribution of one key, counted in the signed log."""
 
     rank: int
-    """Rank by worth, then by updates, from 1."""
+    """Rank, from 1, in descending order of worth, and with equal worth of updates."""
     origin: str
     updates: int
     share: float
@@ -108,25 +108,25 @@ class Origin(Answer):
     """Number of incarnations."""
     first_step: int
     last_step: int
-    """Last step of its latest feed. `first_step` is the first."""
+    """Last step of the origin's latest feed. `first_step` is its first step."""
     first_epoch: int
     last_epoch: int
     cut: bool
-    """Whether it signed two histories. Its updates after the fork do not count."""
+    """Whether the origin signed two different updates of one step. Its updates from that step on do not
+    count."""
     counted: int | None = None
     """Number of its updates that seals count; None in an open run."""
     worth: int | None = None
     """Decrease of the validation loss by these updates, from the organiser's figures, in units of 10^-9 nats.
     None if no member's updates were measured, and for an origin that is not a member."""
     left_out: str | None = None
-    """Reason why its latest work was left out; None if it counts."""
+    """Reason why the origin's latest work was left out; None if that work counts."""
     gain_share: float | None = None
-    """Its worth relative to the sum of all members' absolute worths, from -1 to 1; None if `worth` is
-    None."""
+    """Worth divided by the sum of all members' absolute worths, from -1 to 1; None if `worth` is None."""
     own: bool
     """Whether it is this node's origin."""
     name: str | None
-    """Display name; another origin may have the same."""
+    """Display name. Another origin may have the same name."""
     team: str | None
 
 
@@ -141,7 +141,7 @@ class Team(Answer):
 
 
 class Origins(Answer):
-    """A part of the list of all origins, the greatest worth first, then the most updates."""
+    """A part of the list of all origins, in descending order of worth, and with equal worth of updates."""
 
     total: int
     """Number of matching origins."""
@@ -149,7 +149,8 @@ class Origins(Answer):
     updates: int
     """Number of updates of all origins, matching or not."""
     indexed: int
-    """Number of updates of the log that were counted so far. Counting continues."""
+    """Number of updates of the log that this node has counted so far for these statistics. Counting
+    continues."""
     origins: list[Origin]
     teams: list[Team]
     """Teams of all origins, the most updates first, a hundred at most."""
@@ -163,13 +164,15 @@ class SwarmNode(Answer):
     """Source of the information. `known` nodes are only in the roster, which anybody can write to."""
     role: str
     known: int
-    """Number of updates that it knew at its last report."""
+    """Number of updates that the node knew at its last report."""
     lag: int
-    """Number of updates by which it was behind this node then; 0 if it was not behind."""
+    """Number of updates that it lacked then in comparison with this node; 0 if it lacked none."""
     agrees: bool | None = None
-    """Whether the digest in its last Summary equalled ours at that moment; None unless it is a neighbour."""
+    """Whether the digest in its last Summary equalled this node's digest when it arrived; None unless it is a
+    neighbour."""
     differs_for: float | None = None
-    """Seconds for which its digest has differed, which is normal while updates are under way."""
+    """Seconds for which its digest has differed from this node's, which is normal while updates are under
+    way."""
     latency: float | None = None
     """Last measured round trip in seconds, over the same connection."""
     outbound: bool | None = None
@@ -206,7 +209,7 @@ class HistoryPoint(Answer):
     known: int
     """Number of updates made until the end of the span."""
     origins: int
-    """Number of origins that contributed to it."""
+    """Number of origins with updates in the span."""
 
 
 class Leader(Answer):
@@ -215,18 +218,18 @@ class Leader(Answer):
     origin: str
     name: str | None
     known: list[int]
-    """Number of its updates until the end of each point in `History.points`."""
+    """Number of the origin's updates until the end of each span in `History.points`."""
 
 
 class History(Answer):
-    """The course of the run by epochs, because the log has no times."""
+    """The course of the run over its epochs, because the log has no times."""
 
     indexed: int
     points: list[HistoryPoint]
     leaders: list[Leader]
-    """The origins with most updates."""
+    """The origins with the most updates."""
     others: list[int]
-    """Number of updates of everybody else until the end of each point."""
+    """Number of updates of all other origins until the end of each span in `points`."""
 
 
 class Generated(Answer):
@@ -238,7 +241,7 @@ class Generated(Answer):
     """Continuation by the model of the last seal; in an open run, as of now."""
     digest: str
     known: int
-    """Number of updates in that model."""
+    """Number of updates in the model of `now`."""
 
 
 class About(Answer):
@@ -247,7 +250,7 @@ class About(Answer):
     run_id: str
     run_name: str
     description: str
-    """Its purpose in its owner's words; empty without any."""
+    """Purpose of the run in its owner's words; empty without a description."""
     organised: bool
     model: str
     parent: str | None
@@ -258,7 +261,7 @@ class About(Answer):
     """Kind of the task (docs/tasks.md)."""
     template: str
     answers: list[str]
-    """The task's answers; empty unless they are the same for all rows."""
+    """Possible answers of the task; empty unless they are the same for all rows."""
     train: str
     """Source of the training rows; empty if every trainer brings its own."""
     test: str
@@ -268,7 +271,7 @@ class OwnStanding(Answer):
     """The contribution of this node's origin, over all its feeds."""
 
     rank: int | None
-    """Rank by worth, then by updates; None before its first update."""
+    """Rank in descending order of worth, and with equal worth of updates; None before the first update."""
     of: int
     """Number of origins in the log."""
     updates: int
@@ -277,9 +280,9 @@ class OwnStanding(Answer):
     counted: int | None
     """Number of its updates that seals count; None in an open run."""
     worth: int | None
-    """Its worth, as in `Origin.worth`."""
+    """Worth of this node's origin, as in `Origin.worth`."""
     gain_share: float | None = None
-    """Its share of all worths, as in `Origin.gain_share`."""
+    """Share of this node's origin in all worths, as in `Origin.gain_share`."""
 
 
 class SampleRow(Answer):
@@ -306,12 +309,12 @@ class SampleMoment(Answer):
 
 
 class Samples(Answer):
-    """Answers to a few test rows, always the same ones, of the base model and of later models. This node
-    computed them; they are thinned out as they grow."""
+    """Answers of the base model and of later models to a few test rows, always the same rows. This node
+    computed the answers. As they become many, some models' answers are dropped."""
 
     rows: list[SampleRow]
     moments: list[SampleMoment]
-    """Oldest first."""
+    """The answers of each model, the oldest model first."""
 
 
 class TimelineEntry(Decided):
@@ -322,7 +325,7 @@ class TimelineEntry(Decided):
     counted: int | None
     """Number of updates of the epoch that count now."""
     origins: int | None
-    """Number of origins with updates in it that count."""
+    """Number of origins with updates of the epoch that count."""
     evaluation: EpochEvaluation | None
 
 
@@ -331,6 +334,6 @@ class Timeline(Answer):
     back."""
 
     total: int
-    """Number of entries of the whole run; 0 in an open one."""
+    """Number of entries of the whole run; 0 in an open run."""
     entries: list[TimelineEntry]
-    """Newest first."""
+    """Entries, the newest first."""
