@@ -25,7 +25,8 @@ MOST_ROWS = 8192
 """Maximum number of rows to which a baseline is fitted. Fitting to this many takes a few seconds."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
-"""Inverse L2 penalties (scikit-learn's C) among which every fifth row chooses."""
+"""Inverse L2 penalties that are tried (scikit-learn's C). The one with the least loss on every fifth row is
+taken."""
 
 FOLD = 5
 

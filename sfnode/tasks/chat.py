@@ -155,7 +155,7 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_pro
     }
     try:
         return render(tokenizer.get_chat_template(), variables)
-    except (TemplateRefusal, ValueError) as error: # ValueError: several templates, none for chats
+    except (TemplateRefusal, ValueError) as error:  # ValueError: several templates, none for chats
         raise UserError(
             Code.DATA_MALFORMED,
             f"the model's chat template refuses the conversation {opening(messages)}: {error}",

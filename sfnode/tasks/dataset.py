@@ -332,8 +332,10 @@ def select(rows: list[Row], limit: int) -> list[Row]:
 
 def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
     """Return the indices of `count` of the rows: those with the smallest values in the random stream for
-    `purpose`.""" values = stream(derive_key(purpose), 0, rows) # no two values are equal found: list[int] =
-    np.argsort(values)[:count].tolist() return found
+    `purpose`."""
+    values = stream(derive_key(purpose), 0, rows)  # no two values are equal
+    found: list[int] = np.argsort(values)[:count].tolist()
+    return found
 
 
 def read(source: str, layout: TextForm = row_files.PLAIN) -> Iterator[Placed]:
@@ -345,7 +347,7 @@ def read(source: str, layout: TextForm = row_files.PLAIN) -> Iterator[Placed]:
 
 
 def _shipped(source: str, rest: str) -> Iterator[Placed]:
-    file = SHIPPED / f"{rest.replace(':', '-')}.jsonl" if file not in SHIPPED.iterdir(): # the name comes from
-    other people
+    file = SHIPPED / f"{rest.replace(':', '-')}.jsonl"
+    if file not in SHIPPED.iterdir():  # the name comes from other people
         raise UserError(Code.DATA_NOT_FOUND, f"no data called {source} come with sfnode", row_files.FORMS)
     return row_files.numbered(source, (one.row for one in row_files.read(str(file))))

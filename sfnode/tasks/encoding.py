@@ -91,8 +91,8 @@ class Encoded:
         return found
 
     def part(self, rows: Sequence[int]) -> Encoded:
-        """Return a batch of the examples with these indices, padded no wider than necessary. This batch must
-        have no references and no loss that compares examples."""
+        """Return a batch of the examples with these indices, padded no wider than necessary. The batch itself
+        must have no references and no loss that compares examples."""
         options, numbers = self.tokens.shape[1], torch.tensor(rows)
         place = torch.full((self.examples,), -1).index_copy_(0, numbers, torch.arange(len(rows)))
         of_target = place[self.slots // options]
@@ -163,7 +163,8 @@ Forward = Callable[[Encoded], Scored]
 class _Answers(NamedTuple):
     """A model's answers to some rows. All tensors are (B,) on the CPU."""
 
-    losses: Tensor """float64, the loss of each row."""
+    losses: Tensor
+    """float64, the loss of each row."""
     tokens: Tensor
     """float64, the number of targets of the first correct answer."""
     chosen: Tensor
