@@ -165,8 +165,8 @@ def length(words: RowText) -> int:
 
 
 def text_of(task: Task, row: Row) -> tuple[str, ...]:
-    """Return the text of a row that a model reads, without white space and capital letters. Rows with equal
-    text count as equal."""
+    """Return the text of a row that a model reads, for comparing rows: in lower case and with single
+    spaces."""
     words = render_row(task, unanswered(task, row))
     if isinstance(words, Conversation):
         texts: Iterable[str] = (message.content for message in words.messages)
