@@ -16,8 +16,8 @@ from sfprotocol.messages import Feed
 
 @dataclass(frozen=True, slots=True)
 class NobodyElse:
-    """Event: no other node of the run can be found, and the run is new or this node has all signed decisions
-    that it knows of."""
+    """Event: no other node of the run can be found, and the run is new or this node misses no signed
+    decision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ chosen.
 
 A first-order run has no such phases and no line searches. Its rates, units and factors follow from its budget
 and from members' updates (`steps`). Its rounds are as long as the manifest says. A tenth of what the swarm
-computes pays for measuring contributions and for evaluations. The evaluations of the base model and of the
-end are always made, and their cost is saved for them; other evaluations are made if enough is left.
+computes pays for measuring contributions and for evaluations. Credit is saved for the evaluations of the base
+model and of the end; other evaluations are made if there is more.
 
 In both phases an epoch has GROWTH times as many updates after each search that changes nothing. Epochs grow
 until an epoch pays for all its measurements, up to the manifest's epoch_updates. They grow further if the
@@ -85,7 +85,7 @@ forwards. A forward pass takes one and a backward pass two. One more forward sho
 step is better than its start."""
 
 LEAST_ORIGIN_ROWS = 8
-"""The same minimum for a first-order run, where an update has all figures of a gradient. In a run of 234
+"""The same minimum for a first-order run, in which one update says all that a gradient says. In a run of 234
 updates, a round of 15 updates can pay for no more rows with a tenth of its forwards. Halving the rows loses
 less than measuring only every other round."""
 
