@@ -394,8 +394,8 @@ class HeldFeeds:
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
         """Return the amendment that ends a feed whose listed steps have been missing for `after` seconds
-        (CLAIMED times as long if a peer claims to have them). The feed ends at the last close of which all
-        its updates are held. None if there is no such feed, or if `after` is None."""
+        (CLAIMED times as long if a peer claims to have them). The feed ends at the last close up to which all
+        its listed updates are held. None if there is no such feed, or if `after` is None."""
         run_state = view.run_state
         if after is None:
             return None

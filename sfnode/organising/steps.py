@@ -139,7 +139,7 @@ class Steps:
     def _rate(self, run_state: RunState, counts: int) -> int:
         before = (sum(members.values()) for members in counted_rounds(run_state))
         usual = max(self.updates, int(median([counts, *islice(before, USUAL_OF - 1)])))
-        spent = 0.0 if self.whole else (run_state.promised + usual) / run_state.budget  # by its opening
+        spent = 0.0 if self.whole else (run_state.promised + usual) / run_state.budget  # when it opens
         return max(1, round(self.rate * self.updates / usual * max(LEAST_RATE, 1 - spent)))
 
     def _unit(self, run_state: RunState, norms: Mapping[int, float]) -> int:

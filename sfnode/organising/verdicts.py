@@ -47,7 +47,7 @@ class Verdicts:
         self._too_large = Counter[int]()
         """Number of epochs in which a member's scalars were too large, keyed by member number."""
         self._published = -1
-        """Last epoch on whose oversized scalars a decision was taken in."""
+        """Last epoch with a decision on oversized scalars."""
         self.worths: list[Worth] = []
         """Measurements that wait to be signed."""
         self._sanctions: list[Decision] = []

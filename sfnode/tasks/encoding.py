@@ -37,8 +37,8 @@ Prior = NDArray[np.float64]
 class Encoded:
     """A batch of B examples as S sequences of at most T tokens, padded on the right; all tensors on the CPU.
 
-    Candidates of one example that differ only after a common beginning share its sequence: in a causal model
-    later tokens do not affect earlier ones.
+    A candidate that without its last token is the beginning of another candidate of the same example shares
+    the other's sequence: in a causal model later tokens do not affect earlier ones.
     """
 
     input_ids: Tensor

@@ -1,7 +1,7 @@
 """Rows of a file of any supported format, each with its place. Faults are reported with file and line.
 
 Nodes must read the same rows from the same file (SPEC T1). A file whose layout can only be guessed is
-therefore refused, with the reason. Only where people see the rows afterwards, `layout` may guess first. This
+therefore refused, with the reason. A program that shows the rows to people may let `layout` guess first. This
 module knows files, not the meaning of rows.
 
 A file may have values that cannot stand in a prompt, such as lists, dates, NaN, bytes or halves of surrogate

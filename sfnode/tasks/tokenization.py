@@ -119,8 +119,8 @@ def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Examp
 
 
 def _answered(tokenizer: Any, words: Prompt, max_tokens: int) -> Example:
-    """Tokenise all candidates. Candidates with equal tokens, except for targets at the end, share a
-    sequence."""
+    """Tokenise all candidates. A candidate that without its last token is the beginning of another candidate
+    shares the other's sequence."""
     inputs: list[list[int]] = []
     targets = []
     whole = enumerate(_sequences(tokenizer, words, max_tokens))

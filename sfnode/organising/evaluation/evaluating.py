@@ -53,7 +53,7 @@ class _Asked:
 
 
 class Evaluations:
-    """The evaluations of one organiser, from one start to the next."""
+    """The evaluations of one organiser, from its start to the next restart."""
 
     def __init__(self, policy: OrganiserPolicy, search: Search | None, now: float) -> None:
         self._policy = policy

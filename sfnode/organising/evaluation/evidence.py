@@ -578,9 +578,9 @@ class MembersEvidence:
         drift in this epoch plus two standard errors. Where the whole step goes too far, or a few members bend
         it, scores say nothing about single members.
 
-        If the bound is below the estimate, and the drift is expected of `others` than these members, who
-        cannot lower it, the median drift of the epoch is returned. What spoils the work of these members has
-        spoilt all work.
+        If the bound is below the estimate, the median drift of the epoch is returned for `others`: the drift
+        is then expected of other members, who cannot lower this median. What spoils the work of these members
+        has spoilt all work.
         """
         if not members:
             return 0.0

@@ -59,8 +59,8 @@ EVALUATIONS, ANNOUNCEMENTS = 200, 10
 have no room for more."""
 
 DOUBTED = 100
-"""Maximum number of members whose work does not count for lack of evidence, in a report. Nobody looks through
-more."""
+"""Maximum number of members that a report lists because their work does not count for lack of evidence.
+Nobody looks through more."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at the updates that wait for the organiser. A look takes 1.5 us for each feed."""
@@ -78,7 +78,7 @@ CUT_OFF = (
 )
 
 KEY_DIGITS = 8
-"""Number of hex digits of a newcomer's key with which the owner names it to admit it."""
+"""Number of hex digits of a newcomer's key that the owner types to admit it."""
 
 
 class Signing(Protocol):
