@@ -65,8 +65,8 @@ class Knowledge:
         self.open, self.opened_at = -1, now
         """Open epoch at the last look, and the time at which it was opened."""
         self.close_at, self.lacking = float("inf"), NEVER
-        """As of the last look: time at which a close is due (infinite if none is), and number of updates that
-        are still needed to fill the open epoch."""
+        """Time at which a close is due (infinite if none is), and number of updates that are still needed to
+        fill the open epoch, both as of the last look."""
         self.actions: list[Action] = []
         """Actions that `Organiser.handle` has not returned yet."""
 

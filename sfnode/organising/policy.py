@@ -12,8 +12,8 @@ from sfnode.settings import Settings
 
 
 class Admission(Enum):
-    """Which join requests are granted without asking the owner. An invitation always suffices, as it comes
-    from the owner."""
+    """Kinds of join requests that are granted without asking the owner. An invitation always suffices, as it
+    comes from the owner."""
 
     LINKS = "links"
     """Requests with an invitation are granted. Others are dropped."""

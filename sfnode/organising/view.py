@@ -1,4 +1,4 @@
-"""What an organiser reads of its node: decisions and peers from the machine, updates from the log.
+"""The node as its organiser reads it: decisions and peers from the machine, updates from the log.
 
 All methods are synchronous and change nothing.
 """

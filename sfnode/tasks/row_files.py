@@ -152,8 +152,8 @@ class Placed(NamedTuple):
 
 
 class TextForm(NamedTuple):
-    """What readers must be told about the layout of a text file. Empty fields are those that they find
-    themselves."""
+    """Layout of a text file, as far as readers must be told of it. Fields are empty if readers can find
+    them."""
 
     encoding: str = ""
     separator: str = ""

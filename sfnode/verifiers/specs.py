@@ -49,7 +49,6 @@ GivenMarker = Annotated[str, Field(min_length=1, max_length=MAX_MARKER)]
 # Regular expressions are matched by RE2, in time linear in the text; a backtracking engine can be made to
 # hang. RE2 comes with an optional extra: its wheels for a new release of Python appear months after the
 # release, and without a wheel an installation needs a compiler, RE2 and Abseil. Only this module imports it.
-
 MAX_PATTERN = 512
 """Maximum characters of a pattern."""
 
