@@ -68,7 +68,7 @@ class Encoded:
     centred: bool
     """Whether the loss subtracts from each candidate's scores their mean over all examples (SPEC T5)."""
     prior: Prior | None
-    """(K,), which the loss subtracts from the scores; None if the manifest has no prior."""
+    """(K,), which a calibrated loss subtracts from the scores; None for other losses."""
     references: int
     """Number of examples without a label, and so without a loss. They come last."""
     weights: Tensor | None = None
