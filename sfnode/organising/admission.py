@@ -1,7 +1,7 @@
 """Join requests of newcomers: proofs of work, invitations, and which join requests are granted when.
 
-Both sides are here: the newcomer's request, and the organiser's check of it. The signature of a `JoinRequest`
-was checked before it gets here.
+The module serves both sides: the newcomer, who makes a request, and the organiser, who checks it. The
+signature of a `JoinRequest` has been checked before.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.signing import signed_by
 
 MAX_PENDING = 1024
-"""Maximum number of waiting join requests. They take 300 kB together, and an owner can still look through
-them."""
+"""Maximum number of waiting join requests. Together they take 300 kB, and an owner can still look through
+this many."""
 
 MAX_PENDING_PER_LINK = 128
 """Maximum number of waiting join requests from one link, so that one neighbour cannot crowd out the
@@ -41,13 +41,13 @@ _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
 
 def work(run_id: bytes, origin: bytes, nonce: int) -> int:
-    """Return the work in a nonce (1 to 2^64 - 1), as the number of leading zero bits of its hash; 0 if the
-    nonce is 0."""
+    """Return the work that a nonce (1 to 2^64 - 1) proves: the number of leading zero bits of its hash; 0 for
+    a nonce of 0."""
     return signing.WORK_BITS - signing.work(run_id, origin, nonce).bit_length() if nonce else 0
 
 
 def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
-    """Return the first nonce with work of at least `bits`; None once `interrupted` returns True. It takes
+    """Return the first nonce with work of at least `bits`; None once `interrupted` returns True. Computes
     2^bits hashes on average."""
     found = signing.solutions(run_id, origin, signing.work_bound(bits), count(1), interrupted)
     return next(found, None)
@@ -57,8 +57,8 @@ def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], boo
 
 
 def invitation_key(run_id: bytes, secret: bytes) -> Ed25519PrivateKey:
-    """Return the private key of an invitation; `Invite` publishes the public half. Raises ValueError for a
-    secret of a wrong length."""
+    """Return the private key of an invitation, whose public half an `Invite` publishes. Raises ValueError for
+    a secret of a wrong length."""
     if not SECRET_BYTES[0] <= len(secret) <= SECRET_BYTES[1]:
         raise ValueError(f"the secret of an invitation has 16 to 32 bytes, not {len(secret)}")
     seed = hashlib.blake2b(secret, digest_size=32, key=run_id, person=_INVITE).digest()
@@ -105,7 +105,7 @@ class PendingJoinRequests:
         self._run_id = run_id
         self.policy = policy
         self._pending: dict[bytes, _Pending] = {}
-        """Join requests by origin, in the order of their first arrival."""
+        """Join requests in the order of their first arrival, keyed by origin."""
         self._bucket = Bucket(float("inf"), 0.0)
 
     def hear(self, join_request: JoinRequest, via: str, run_state: RunState, now: float) -> None:

@@ -16,8 +16,8 @@ from sfprotocol.messages import Feed
 
 @dataclass(frozen=True, slots=True)
 class NobodyElse:
-    """Event: no other node of the run can be found, and the run is new or no signed decision is missing
-    here."""
+    """Event: no other node of the run can be found, and the run is new or this node misses no signed
+    decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +26,34 @@ class EvaluationEnded:
 
     epoch: int
     result: Evaluation | None
-    """Result; None if the evaluation failed."""
+    """Result of the epoch's model; None if the evaluation failed."""
     base: Evaluation | None = None
-    """The base model's result on the same rows. Only one event has it; in the others it is None."""
+    """The base model's result on the same rows. It is set in only one event of a run, and None in all
+    others."""
     calibrated: Evaluation | None = None
-    """The base model's result with its prior over the answers subtracted; None where that was not
-    measured."""
+    """The base model's result with its prior over the answers subtracted; None if that was not measured."""
     found: SearchResult | None = None
-    """Result of the line search; None if there was none. `result` is of the model with the factor found."""
+    """Result of the line search; None if there was no search. `result` is that of the model with the factor
+    found."""
     forwards: int = 0
     """Example-forwards that the evaluation took."""
     shares: Mapping[Feed, StepShare] = field(default_factory=dict)
-    """Contribution of each feed to the epoch's step; empty if it was not asked for or could not be
-    measured."""
+    """Contribution of each feed to the epoch's step; empty if contributions were not requested or could not
+    be measured."""
 
 
 Product = type[Bases] | type[Checkpoint]
-"""Kinds of decisions that have to be made or computed before they are signed."""
+"""Kind of decision whose content must be made or computed before it is signed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakingEnded:
-    """Event: a Make has ended."""
+    """Event: the action Make has ended."""
 
     what: Product
     made: bytes | Checkpoint | None
     """Digest of the bases, which peers can download from this node, or the checkpoint, computed from the
-    decisions at that time. None if making it failed."""
+    decisions at the time of the Make. None if making it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class OwnerDecision:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Event: this node has processed a batch of events and carried out the actions, or `next_deadline` has
+    """Event: this node has processed a batch of events and carried out their actions, or `next_deadline` has
     come."""
 
     moved: tuple[Feed, ...] = ()
@@ -80,7 +81,7 @@ Event = Round | NobodyElse | JoinRequested | EvaluationEnded | MakingEnded | Own
 @dataclass(frozen=True, slots=True)
 class Sign:
     """Action: sign this decision as number `position` of the control feed, counted from 0, unless that
-    position is taken. Store it before any peer is told of it."""
+    position is taken. The decision is stored before it is sent to any peer."""
 
     position: int
     decision: Decision
@@ -101,20 +102,21 @@ class Evaluate:
     measured."""
     skipped: frozenset[int] = frozenset()
     """Numbers of the feeds that the seal will skip in this epoch. Their work is left out of the step that is
-    searched and of the model that is evaluated. Their contributions are measured all the same."""
+    searched and of the model that is evaluated. Their contributions are measured nevertheless."""
     recounted: frozenset[Recount] = frozenset()
-    """Skipped work of earlier epochs that this seal will count. It is part of the step and of the model."""
+    """Skipped work of earlier epochs that this seal will count. This work is part of the step and of the
+    model."""
 
     @property
     def scale(self) -> float:
-        """Factor on the distances at which the line search measures losses."""
+        """Factor on the values of c at which the line search measures losses."""
         return LATE_SCALE if self.recounted else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Action: make and keep bases at the weights that the closes up to epoch `epoch` give, or compute a
-    checkpoint of that epoch from the present decisions. Report MakingEnded."""
+    """Action: make and keep bases for the weights after epoch `epoch`, or compute a checkpoint of that epoch
+    from the present decisions. Report MakingEnded."""
 
     what: Product
     epoch: int
@@ -122,11 +124,11 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOwner:
-    """Action: tell the owner what became of a decision."""
+    """Action: tell the owner whether a decision was signed."""
 
     decision: Decision
     refused: str | None
-    """Reason why it is not signed; None once it is signed and stored."""
+    """Reason why the decision is not signed; None once it is signed and stored."""
 
 
 @dataclass(frozen=True, slots=True)

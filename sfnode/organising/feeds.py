@@ -1,7 +1,8 @@
-"""Feeds as the organiser's node and its peers hold them, for choosing what may be listed, sealed or given up.
+"""State of the feeds on the organiser's node and its peers, from which follows what may be listed, sealed or
+given up.
 
-This is data; the organiser alone decides. The `RunState` holds which updates closes have listed; in this code
-those are called `named`, as in the named digest (SPEC O10).
+This module keeps data; the organiser decides. Updates that closes have listed (according to the `RunState`)
+are called `named` in the code, as in the named digest (SPEC O10).
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from sfprotocol.quotas import UNLIMITED
 from sfprotocol.run_state import NEVER, RunState
 
 CLAIMED = 4
-"""Factor on the time that the organiser waits for missing updates, if a peer claims to have them. Such a peer
-may be slow; if the updates never come, it lies."""
+"""Factor on the time for which the organiser waits for missing updates if a peer claims to have them. Such a
+peer may be slow. If the updates never come, it has lied."""
 
 OVERSIZED = 1 + GAIN_BY_COST
-"""Maximum root mean square of a member's scalars, as a multiple of the usual one, at which its work counts at
-once. Work of w times the size gains w times as much and costs w^2 times as much. Beyond this maximum even
-useful work does harm. It waits for the seal before the run's end, which has a factor of its own."""
+"""Maximum root mean square of a member's scalars, as a multiple of the usual value, at which its work counts
+at once. Work with scalars of w times the usual size gains w times as much, and costs w^2 times as much. Above
+this maximum even useful work does harm. Such work waits for the seal before the run's end, which has a factor
+of its own."""
 
 FEW = 3
-"""Number of scalars of the usual size that are added to a member's own before its size is judged. A member
-with few scalars may have large ones by chance."""
+"""Number of scalars of the usual size that are added to a member's scalars before their size is judged. Few
+scalars may be large by chance."""
 
 
 @dataclass(slots=True)
@@ -40,18 +42,18 @@ class HeldFeed:
     """State of a feed on this node and on its peers."""
 
     since: float
-    """Time since which updates wait to be listed in a close."""
+    """Time from which updates have been waiting for a close to list them."""
     missing_since: float
-    """Time of the last progress with missing updates: fewer were missing, or none, or there was no peer to
-    ask."""
+    """Latest time at which fewer listed updates were missing than before, no update was missing, or there was
+    no peer to ask."""
     boundaries: list[Boundary] = field(default_factory=list)
     shown: int = 0
     """First step that no peer is known to hold."""
     forked: int = NEVER
     named: int = 0
-    """First step that no close had listed at the last look."""
+    """First step that no close had listed at the last `refresh`."""
     most: int = 0
-    """Largest number of held steps since listed steps went missing; 0 while none is missing."""
+    """Largest number of steps held since listed steps went missing; 0 while no listed step is missing."""
     grown: float = 0.0
     """Time at which the feed last grew."""
 
@@ -62,7 +64,7 @@ class HeldFeed:
 
     @property
     def next_boundary(self) -> int:
-        """Step of the first boundary among the waiting updates; `stop` if none wait."""
+        """Step of the first boundary among the waiting updates; `stop` if no updates wait."""
         return next((one.stop for one in self.boundaries if one.stop > self.named), self.stop)
 
     def boundary(self, stop: int) -> Boundary | None:
@@ -71,7 +73,7 @@ class HeldFeed:
 
     def enough(self, updates: int) -> int:
         """Return the step of the first boundary up to which at least `updates` waiting updates change the
-        weights; NEVER if fewer wait."""
+        weights; NEVER if there are fewer such updates."""
         moving, before = 0, self.named
         for one in self.boundaries:
             if one.stop > self.named:
@@ -86,7 +88,7 @@ class HeldFeed:
         return max(0, self.stop - self.named - self.zeros(self.stop))
 
     def zeros(self, stop: int) -> int:
-        """Return the number of waiting steps up to `stop` that change nothing."""
+        """Return the number of waiting steps up to step `stop` that do not change the weights."""
         return sum(one.zeros for one in self.boundaries if self.named < one.stop <= stop)
 
     def labelled(self, epoch: int) -> int:
@@ -111,11 +113,11 @@ class Nameable(NamedTuple):
     number: int
     steps: int
     since: float
-    """Time since which the part waits."""
+    """Time from which the part has been waiting."""
     boundary: Boundary
     """Boundary at which the close would stop."""
     zeros: int
-    """Number of steps in the part that change nothing."""
+    """Number of steps in the part that do not change the weights."""
     waiting: int
     """Number of waiting updates in the whole feed that change the weights."""
 
@@ -125,7 +127,7 @@ class Nameable(NamedTuple):
         return self.steps - self.zeros
 
     def move(self, salt: bytes) -> Move:
-        """Return the move with which a close with this salt lists the part."""
+        """Return the entry for the part in a close with this salt."""
         return Move(self.number, self.steps, validation.tag(salt, self.boundary.chain), self.zeros)
 
 
@@ -139,7 +141,7 @@ class HeldFeeds:
         self._unshown: dict[Feed, None] = {}
         """Feeds with held updates that no peer is known to hold."""
         self._sealed = 0
-        """Number of seals when boundaries were last forgotten."""
+        """Number of seals when old boundaries were last dropped."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -169,7 +171,7 @@ class HeldFeeds:
         return max(0, held.stop - first)
 
     def _forget_sealed(self, run_state: RunState) -> None:
-        """Forget the boundaries below the last step that seals have judged, whoever signed the seals."""
+        """Drop the boundaries below the last step that seals have judged, whoever signed the seals."""
         if run_state.sealed == self._sealed:
             return
         self._sealed = run_state.sealed
@@ -177,12 +179,12 @@ class HeldFeeds:
             held = self._feeds.get(run_state.feed(number))
             boundaries = held.boundaries if held else []
             judged = bisect_left(boundaries, stop, key=lambda one: one.stop)
-            del boundaries[: min(judged, len(boundaries) - 1)]  # the last one says how much is held
+            del boundaries[: min(judged, len(boundaries) - 1)]  # the last one tells how much is held
 
     @staticmethod
     def _continues(feed: Feed, held: HeldFeed, view: View) -> bool:
-        """Return whether the held updates continue the updates held at the last look, and every step at which
-        a close stopped has a boundary."""
+        """Return whether the held updates continue the updates held before, and there is a boundary at every
+        step at which a close has stopped."""
         last, now = held.boundaries[-1:], view.state(feed).next
         if not last or view.chain(feed, min(held.stop, now)) != last[0].chain:
             return False
@@ -192,7 +194,7 @@ class HeldFeeds:
         return all(held.boundary(named_stop.stop) for named_stop in named_stops)
 
     def hear(self, view: View) -> None:
-        """Note which held updates peers are known to hold."""
+        """Record which of the held updates peers are known to hold."""
         for feed, stop in view.shown(self._unshown).items():
             held = self._feeds[feed]
             held.shown = max(held.shown, stop)
@@ -200,8 +202,8 @@ class HeldFeeds:
                 del self._unshown[feed]
 
     def refresh(self, run_state: RunState, now: float, *, asked: bool) -> None:
-        """Update the times since which feeds have waiting or missing updates. `asked`: there are peers to ask
-        for them."""
+        """Update for each feed the times from which updates have been waiting or missing. `asked`: there are
+        peers to ask for missing updates."""
         positions = {run_state.feed(number): stop for number, stop in run_state.positions().items()}
         for feed in positions:
             self.of(feed, now)
@@ -219,12 +221,12 @@ class HeldFeeds:
     # -- what follows ------------------------------------------------------------------------------
 
     def missing(self) -> dict[Feed, HeldFeed]:
-        """Return the feeds with listed steps that were missing at the last look."""
+        """Return the feeds with listed steps that were missing at the last `refresh`."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
     def waiting(self, run_state: RunState) -> tuple[int, int]:
-        """Return how many waiting updates change the weights: first vouched members' updates, then
-        strangers'."""
+        """Return the numbers of waiting updates that change the weights, of vouched members and of
+        strangers."""
         found = {False: 0, True: 0}
         for number, held in self._of_members(run_state):
             if run_state.ended(number) == NEVER:
@@ -248,21 +250,22 @@ class HeldFeeds:
         alone: bool,
         trusted: Callable[[int], bool],
     ) -> Iterator[Nameable]:
-        """Yield up to `most` parts of feeds that a close may list, with at most `rest` updates together. The
+        """Yield up to `most` parts of feeds that a close may list, with at most `rest` updates in all. The
         part that has waited longest comes first.
 
-        Only held updates are listed, and unless `alone` only updates that a peer is known to hold, too. Work
-        of members who are not `trusted` does not count towards `rest`, because seals skip it. Otherwise a run
-        would end in ever smaller epochs.
+        Only held updates are listed. Unless `alone`, a peer must be known to hold them, too. Work of members
+        who are not `trusted` does not count towards `rest`, because seals skip it. If it did, a run would end
+        in ever smaller epochs.
 
-        A member gets at most its quota with the open label and twice its credit, over all its feeds and
-        labels. All strangers without credit together get at most `shared` updates, in equal parts and in
-        turns. So a stranger with many waiting updates or feeds leaves room for others to earn credit.
+        At most a member's quota for the open label is listed, and at most twice its credit, over all its
+        feeds and labels. Of all strangers without credit together at most `shared` updates are listed, in
+        equal parts and in turns, so that a stranger with many waiting updates or feeds cannot keep others
+        from earning credit.
 
         A stranger's segment that is larger than `shared`, signed when its quota was larger, comes last. If
-        its author is `trusted`, the segment must have waited since before the time `overdue`. The segment of
-        another author need not wait: seals skip it, and it lets later work be measured, after which the
-        author's work may count again.
+        its author is `trusted`, it is listed only if it has waited since before the time `overdue`. If the
+        author is not, it need not wait: seals skip it, and once it is listed, later work can be measured, and
+        the author's work may count again.
         """
         left: dict[int, int] = {}
         waiting = {
@@ -278,7 +281,7 @@ class HeldFeeds:
             served = self._served.get(member, held.since) if unproven else held.since
             credit = run_state.credit(member) if run_state.quotas.is_stranger(member) else UNLIMITED
             quota = run_state.quotas.quota(member, run_state.open_epoch)
-            quota = each if unproven else min(quota, 2 * credit)  # at a run's start quotas are larger
+            quota = each if unproven else min(quota, 2 * credit)  # quotas are larger at a run's start
             left.setdefault(member, quota)
             is_large = held.next_boundary - held.named > max(part, credit)
             return is_large, max(held.since, served), run_state.feed(number), number
@@ -306,15 +309,15 @@ class HeldFeeds:
         return run_state.quotas.is_stranger(member) and not run_state.credit(member)
 
     def made(self, run_state: RunState) -> dict[int, int]:
-        """Return the number of held updates with the label of the open epoch or a later one, keyed by the
-        member's number. Members without any are left out."""
+        """Return the number of held updates of each member with the label of the open epoch or a later one,
+        keyed by member number. Members without such updates are left out."""
         found = Counter[int]()
         for number, held in self._of_members(run_state):
             found[number // INCARNATIONS] += held.labelled(run_state.open_epoch)
         return +found
 
     def active(self, run_state: RunState, since: float) -> set[int]:
-        """Return the members from whom updates have come since a time."""
+        """Return the members from whom updates have arrived since the time `since`."""
         held_feeds = self._of_members(run_state)
         return {n // INCARNATIONS for n, held in held_feeds if held.grown >= since and held.boundaries}
 
@@ -325,7 +328,7 @@ class HeldFeeds:
 
     def chains(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
         """Return (feed number, stop, chain hash at the stop) for each feed that the closes up to `epoch`
-        list; None if some of their updates are missing."""
+        list; None if some of the listed updates are missing."""
         found = []
         for number, stop in run_state.positions(epoch).items():
             held = self._feeds.get(run_state.feed(number))
@@ -337,7 +340,7 @@ class HeldFeeds:
 
     def oversized(self, epoch: int, run_state: RunState) -> set[int]:
         """Return the numbers of the feeds whose members' scalars in the close of `epoch` are too large to
-        count at once. It is empty if too few members are there to show which size is usual."""
+        count at once. The set is empty if there are too few members to show which size is usual."""
         moved = run_state.moved(epoch)
         updates, squares = Counter[int](), Counter[int]()
         for number in moved:
@@ -354,15 +357,15 @@ class HeldFeeds:
         return {number for number in moved if times.get(number // INCARNATIONS, 0.0) > OVERSIZED}
 
     def _size(self, number: int, epoch: int, run_state: RunState) -> tuple[int, int]:
-        """Return how many of a feed's updates in the close of `epoch` change the weights, and the sum of the
-        squared scalars of all of them."""
+        """Return the number of a feed's updates in the close of `epoch` that change the weights, and the sum
+        of squared scalars over all its updates there."""
         named = self._named(number, epoch, run_state)
         steps = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
         return steps - sum(one.zeros for one in named), sum(one.squares for one in named)
 
     def norms(self, epoch: int, run_state: RunState, skipped: Collection[int]) -> dict[int, float]:
         """Return the root mean square norm of each member's updates in the close of `epoch`, without
-        `skipped` feeds, keyed by the member's number. Norms are in units of 2^-16 of scalar_delta."""
+        `skipped` feeds, keyed by member number. Norms are in units of 2^-16 of scalar_delta."""
         found: dict[int, list[Boundary]] = {}
         updates = Counter[int]()
         for number in run_state.moved(epoch):
@@ -376,7 +379,7 @@ class HeldFeeds:
         }
 
     def moving(self, number: int, epoch: int, run_state: RunState) -> int:
-        """Return how many of a feed's updates in the close of `epoch` change the weights."""
+        """Return the number of a feed's updates in the close of `epoch` that change the weights."""
         return self._size(number, epoch, run_state)[0]
 
     def _named(self, number: int, epoch: int, run_state: RunState) -> list[Boundary]:
@@ -390,9 +393,9 @@ class HeldFeeds:
         return any(one.label in labels for one in self._named(number, epoch, run_state))
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
-        """Return the amendment that ends a feed whose listed steps have been missing for `after` seconds, or
-        CLAIMED times as long if a peer claims to have them. The feed ends at the last close whose updates are
-        all held. None if there is no such feed, or if `after` is None."""
+        """Return the amendment that ends a feed whose listed steps have been missing for `after` seconds
+        (CLAIMED times as long if a peer claims to have them). The feed ends at the last close up to which all
+        its listed updates are held. None if there is no such feed, or if `after` is None."""
         run_state = view.run_state
         if after is None:
             return None

@@ -10,20 +10,20 @@
                                                              than the base model, there, at a lower rate
     rounds of updates too short to change the weights        the end, where the run is
 
-Results are compared by the one figure that people are shown (`figure`). Losses of rows only tell whether a
-difference may be chance. A result that is no worse by that figure is never taken back. A guard with a
+Results are compared by the figure that people are shown (`figure`). Losses of single rows only tell whether a
+difference may be chance. A result that is no worse in that figure is never taken back. A guard with a
 patience, as for a head of a first-order run, instead takes the seal with the least mean loss as the best one,
-as usual in early stopping. The loss of such a head gets worse before its accuracy does.
+as is usual in early stopping. The loss of such a head gets worse before its accuracy does.
 
 A return is a Void of all epochs after the seal to which the run goes back. Updates that were under way then
-do not count later, because models that are gone made them, at a rate that was too large. Epochs up to the one
-with the lower rate are closed with what they have and sealed with factor 0. Feeds that later bring updates
-with labels of these epochs are skipped, and not recounted. A run has MOST_RETURNS returns at most, and each
-lowers the rate, so that returns end.
+do not count later, because they were made with models that are gone, at a rate that was too large. Until the
+lower rate begins, epochs are closed with what they have and sealed with factor 0. Feeds that later bring
+updates with labels of these epochs are skipped, and not recounted. A run has MOST_RETURNS returns at most,
+and each lowers the rate.
 
-The guard's state follows from the decisions alone, except for losses of single rows. A restart forgets these,
-and a difference to an earlier seal then has a larger error. A Void of all members' work up to the last seal
-is a return, even if the owner decided it.
+The guard's state follows from the decisions alone, except for losses of single rows. A restart forgets these
+losses, and a difference to an earlier seal then has a larger error. A Void of all members' work up to the
+last seal is a return, even if it is the owner's decision.
 """
 
 from __future__ import annotations
@@ -46,56 +46,57 @@ from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, S
 from sfprotocol.run_state import MAX_EPOCHS, NEVER, RunState
 
 ERRORS = 2.0
-"""Number of standard errors, paired by rows, above which a difference is taken to be more than chance."""
+"""Number of standard errors above which a difference, paired by rows, is taken to be more than chance."""
 
 LITTLE = 0.02
-"""Largest difference that does not matter, in nats, reward or share of right answers. It holds even before
-the run has gained anything."""
+"""Largest difference that does not matter, in nats, reward or share of right answers. It applies from the
+start of a run on."""
 
 PART = 0.1
 """Largest difference that does not matter, as a share of the best seal's gain over the base model. The larger
 one of this and LITTLE applies."""
 
 LARGE = 0.5
-"""Decline below the best seal, as a share of its gain over the base model, above which one evaluation is
-enough for a return. The larger one of this and LARGE_MOVE applies."""
+"""Decline from the best seal, as a share of that seal's gain over the base model, above which a single
+evaluation is enough for a return. The larger one of this and LARGE_MOVE applies."""
 
 LARGE_MOVE = 0.1
-"""Root mean square change of the rows' losses, in nats, above which a run that has gained nothing is taken
-for noise at too large a rate, as in `line_search`."""
+"""Root mean square change of the rows' losses, in nats, above which the steps of a run that has gained
+nothing are taken for noise at too large a rate, as in `line_search`."""
 
 BETTER = 0.02
-"""Minimum improvement that counts as one, as a share of the gain. A smaller one is not worth the time."""
+"""Minimum improvement that counts, as a share of the gain over the base model. A smaller improvement is not
+worth the time."""
 
 PATIENCE = 6
 """Number of evaluations without an improvement after which the rate is lowered. In runs of the built-in model
 that learn, every second or third evaluation is an improvement."""
 
 LEAST_BUDGET = 1 / 40
-"""Minimum updates, as a share of the budget, that PATIENCE evaluations must span."""
+"""Minimum number of updates that PATIENCE evaluations must span, as a share of the budget."""
 
 LEAST_MADE = 1 / 4
-"""Minimum updates that PATIENCE evaluations must span, as a share of the updates before the last
+"""Minimum number of updates that PATIENCE evaluations must span, as a share of the updates up to the last
 improvement."""
 
 END = 2
-"""Factor on PATIENCE, LEAST_BUDGET and LEAST_MADE for the end of a run that has gained. Late learning is
-slow, and by then the run's searches have lowered the rate if that helps."""
+"""Factor on PATIENCE, LEAST_BUDGET and LEAST_MADE for the end of a run that has gained. Learning is slow late
+in a run, and searches have then lowered the rate if that helps."""
 
 LOWER = 4
-"""Divisor of the rate at a return. A first rate that is 100 times too large takes three or four returns."""
+"""Divisor of the rate at a return. Three or four returns correct a first rate that is 100 times too large."""
 
 LABELLED = frozenset({"accuracy", "f1"})
-"""Metrics whose values are compared. Other metrics are 0 until a whole answer is right, so results by these
-are compared by the trained quantity. It is shown beside the metric."""
+"""Metrics whose values are compared. The value of any other metric is 0 until some answer is right as a
+whole. Results in such a metric are compared by the trained quantity, which is shown beside the metric."""
 
 MOST_RETURNS = 8
-"""Maximum number of returns in one run. Together they divide the rate by 65,000, and no first rate is that
-much too large."""
+"""Maximum number of returns in one run. Together they divide the rate by 65,000; no first rate is 65,000
+times too large."""
 
 
 Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
-"""Losses of rows, keyed by (epoch, whether the result is the base model's, measure)."""
+"""Losses of each row, keyed by (epoch, whether the result is the base model's, measure)."""
 
 
 class SealResult(NamedTuple):
@@ -103,7 +104,8 @@ class SealResult(NamedTuple):
 
     said: EpochEvaluation
     losses: NDArray[np.float64] | None
-    """Loss of each row; None if this organiser has not measured it itself, or no longer needs it."""
+    """Loss of each row; None if this organiser has not measured the result itself, or no longer needs the
+    losses."""
 
     @property
     def epoch(self) -> int:
@@ -112,12 +114,12 @@ class SealResult(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Mean loss; infinite if it was not a number."""
+        """Mean loss; infinite if the measured loss was NaN."""
         return self.said.loss
 
     @property
     def is_labelled(self) -> bool:
-        """Whether results are compared by their metric."""
+        """Whether results are compared by the values of their metric."""
         return self.said.metric in LABELLED
 
     @property
@@ -128,14 +130,14 @@ class SealResult(NamedTuple):
 
     @property
     def jumps(self) -> bool:
-        """Whether the losses come from rewards, which change in leaps."""
+        """Whether the losses follow from rewards, which change in leaps."""
         return metric_of(self.said.metric).trained.rises
 
 
 def rise(before: SealResult, after: SealResult) -> tuple[float, float]:
-    """Return the rise of the mean loss in nats, and its standard error. The error is paired if the rows of
-    both results are known. Otherwise it is the larger error of two independent samples, or infinite if
-    neither result has rows."""
+    """Return the rise of the mean loss in nats, and its standard error. The error is that of paired rows if
+    the losses of both results' rows are known. With the rows of one result it is the larger error for two
+    independent samples, and with none it is infinite."""
     if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
         numbers = math.isfinite(before.loss) - math.isfinite(after.loss)
         return (math.copysign(math.inf, numbers) if numbers else 0.0), 0.0
@@ -155,49 +157,50 @@ class Return:
     first: int
     """First epoch that was taken back."""
     until: int = NEVER
-    """First epoch that counts again, at a lower rate unless the organiser has no guard; NEVER until a seal
-    decides it."""
+    """First epoch that counts again; NEVER until a seal decides it. Its rate is lower if the organiser has a
+    guard."""
 
 
 class Guard:
-    """Guard of one organiser, from one start to the next."""
+    """Guard of one organiser, from its start to the next restart."""
 
     def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
-        """`patience`: number of rounds without a better evaluation after which the run ends at the best one;
+        """`patience`: number of rounds without a better evaluation after which the run ends at the best seal;
         0 for no such limit. `idle`: number of consecutive rounds without an update that changes the weights,
         after which nothing is left to learn."""
         self._patience, self._idle = patience, idle
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
         self._base: dict[tuple[str, bool], SealResult] = {}
-        """Results of the base model, as it is and calibrated, keyed by measure."""
+        """Results of the base model, uncalibrated and calibrated, keyed by measure."""
         self.results: list[SealResult] = []
-        """Results of seals that were not taken back, all by one measure."""
+        """Results of the seals that were not taken back, all with one measure."""
         self._top: SealResult | None = None
-        """The best of them, the earliest of equals; None if there is none."""
+        """Best of `results`, the earliest of equal ones; None if there is no result."""
         self._voided: list[range] = []
         """Epochs that were taken back. Later results of these epochs belong to models that are gone."""
         self._marks: list[SealResult] = []
-        """Improvements, in order. Each was evidently better than the one before it, and by more than a
-        little; the first is compared with the base model."""
+        """Improvements, in order. Each was evidently better than the improvement before it, and by more than
+        a little. The first improvement is one over the base model."""
         self.rows: Rows = {}
         """Losses of rows for results that are not published yet. A restart forgets all losses of rows."""
         self._with_rows: list[int] = []
-        """Positions in `results` of those that may have losses of rows, ascending."""
+        """Indices of the `results` that may have losses of rows, ascending."""
         self._unjudged = False
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
-        """Feeds and epochs that a seal has skipped because they bring updates that were taken back."""
+        """(Feed, epoch) pairs that a seal has skipped because the feed's updates in the close were taken
+        back."""
 
     def anew(self) -> Guard:
-        """Return a guard with the same settings that has read nothing."""
+        """Return a guard with the same settings that has read no decision."""
         return Guard(self._patience, self._idle)
 
     # -- what is known -----------------------------------------------------------------------------
 
     def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:
-        """Remember the losses of rows of a result that will be published. A seal's losses replace the losses
-        of the seal before it."""
+        """Keep the losses of rows of a result that will be published. A seal's losses replace those of the
+        seal before it."""
         if not base:
             self.rows = {key: rows for key, rows in self.rows.items() if key[1]}
         if isinstance(result, EvaluationOfRows):
@@ -212,7 +215,7 @@ class Guard:
                 self._sealed += 1
                 last = self.returns[-1] if self.returns else None
                 if last and last.until == NEVER and (decision.factor or decision.rates):
-                    # an organiser without a guard lowers no rate, and counts the next epoch
+                    # without a guard the organiser lowers no rate, and the next epoch counts
                     last.until = epoch if decision.factor else decision.rates[0].epoch
             case Evaluated():
                 said = health.evaluation(decision)
@@ -235,9 +238,9 @@ class Guard:
             self._unjudged = True
 
     def _forget_rows(self) -> None:
-        """Forget the losses of rows with which later results are not compared. The best result, the last two
-        and the improvements keep theirs. After the owner's Void an older result may be the best one, and a
-        difference to it has a larger error."""
+        """Drop the losses of rows of results with which later results are not compared. The best result, the
+        last two results and the improvements keep theirs. After a Void by the owner an older result may be
+        the best one; a difference to it then has a larger error."""
         last = len(self.results) - 1
         self._with_rows.append(last)
         kept = [at for at in self._with_rows if at >= last - 1 or self.results[at] is self._top]
@@ -256,7 +259,7 @@ class Guard:
         self._marks = [one for one in self._marks if one.epoch < void.first]
 
     def verdict(self) -> health.HealthVerdict:
-        """Return the health of the run by the results so far."""
+        """Return the health of the run, judged from the results so far."""
         bases = {measure: one.said for measure, one in self._base.items()}
         return health.verdict(bases, [one.said for one in self.results])
 
@@ -271,7 +274,7 @@ class Guard:
             what = "what nodes learn from their rows has become too little to change it"
             self._due.extend(self._end(f"at the model of round {self._sealed - 1}", what))
         decision = self._due.popleft() if self._due else None
-        if isinstance(decision, Finish):  # unsealed work comes too late
+        if isinstance(decision, Finish):  # work without a seal comes too late
             self.returns.append(Return(self._sealed))
         return decision
 
@@ -280,7 +283,7 @@ class Guard:
         return any(one.first <= epoch < one.until for one in self.returns)
 
     def cuts(self, run_state: RunState) -> bool:
-        """Return whether the open epoch must be closed with whatever it has."""
+        """Return whether the open epoch must be closed with whatever it has, because of a return."""
         last = self.returns[-1] if self.returns else None
         if last is None or run_state.complete:
             return False
@@ -288,11 +291,11 @@ class Guard:
         return unsealed == 0 if last.until == NEVER else run_state.open_epoch < last.until
 
     def labels(self) -> list[range]:
-        """Return the labels, as ranges of epochs, with which no later update counts."""
+        """Return ranges of epochs: updates with these labels that come later do not count."""
         return [range(one.first, min(one.until, MAX_EPOCHS)) for one in self.returns]
 
     def skip(self, feed: int, epoch: int) -> None:
-        """Remember that a seal skips a feed because it brings updates that were taken back."""
+        """Record that the seal of `epoch` skips a feed because its updates were taken back."""
         self._stale.add((feed, epoch))
 
     def is_stale(self, feed: int, epoch: int) -> bool:
@@ -323,7 +326,7 @@ class Guard:
     # -- the policy --------------------------------------------------------------------------------
 
     def _judge(self, run_state: RunState) -> list[Decision]:
-        """Return the decisions that the last result calls for."""
+        """Return the decisions that follow from the last result."""
         latest, best = self.results[-1], self._top
         assert best is not None  # there are results
         if latest.losses is None:
@@ -346,9 +349,9 @@ class Guard:
         return self._end(f"at the model of round {self._sealed - 1}", what) if over else []
 
     def _stopped(self, run_state: RunState) -> list[Decision]:
-        """Return the decisions that end the run at the model with the least loss, after a long time without a
-        much better one or at the end of the budget. If that is the base model, the rate is too large, and the
-        run continues at a lower one."""
+        """Return the decisions that end the run at the model with the least loss, if no result has been much
+        better for `patience` rounds or the budget is used up. If that model is the base model, the rate is
+        too large, and the run continues at a lower rate unless the budget is used up."""
         results = [self._start(), *self.results]
         best = mark = results[0]
         for one in results:
@@ -380,18 +383,18 @@ class Guard:
         return [Announce(f"The guard ends the run {to}, as it no longer improves: {what}{tried}."), Finish()]
 
     def _start(self) -> SealResult:
-        """Return the better one of the base model's two results, as it is and calibrated; the first seal's
-        result if the base model was not measured."""
+        """Return the better one of the base model's two results, uncalibrated and calibrated; the first
+        seal's result if the base model was not measured."""
         return max(self._base.values(), key=_goodness, default=self.results[0])
 
     def _base_of(self, result: SealResult) -> SealResult | None:
-        """Return the base model's result by the same measure; None if there is none."""
+        """Return the base model's result with the same measure; None if there is none."""
         return self._base.get(measure_of(result.said))
 
     def _chance(self) -> float:
         """Return the number of standard errors above which a difference from the best result is more than
         chance. The best of n results looks better than it is by up to sqrt(2 ln n) of its own standard
-        errors. The error of a difference is sqrt(2) times as large."""
+        errors. That is sqrt(ln n) standard errors of a difference, as these are sqrt(2) times as large."""
         return ERRORS + math.sqrt(math.log(len(self.results) + 1))
 
     def _has_gained(self, best: SealResult) -> bool:
@@ -438,8 +441,8 @@ class Guard:
         return max(self._mark.epoch + 1 if self._mark else 0, self.returns[-1].until if self.returns else 0)
 
     def _is_flat(self, run_state: RunState, times: int) -> bool:
-        """Return whether nothing has improved for `times` the evaluations and updates after which the rate is
-        lowered."""
+        """Return whether nothing has improved for long: for `times` PATIENCE evaluations, and `times` the
+        minimum number of updates that PATIENCE evaluations must span."""
         since = self._since_mark()
         if len(since) < times * PATIENCE:
             return False
@@ -448,9 +451,9 @@ class Guard:
         return _updates(run_state, self._first_since(), since[-1].epoch) >= least
 
     def _has_moved(self, latest: SealResult) -> bool:
-        """Return whether the rows' losses are far from the base model's; True, too, if the base model was not
-        measured. Single rewards change in leaps, so in a reward run the mean reward must be evidently
-        lower."""
+        """Return whether the rows' losses are far from the base model's; also True if the base model was not
+        measured. In a reward run the mean reward must be evidently lower instead, as single rewards change in
+        leaps."""
         base = self._base_of(latest)
         if base is None or base.losses is None or latest.losses is None or not math.isfinite(latest.loss):
             return base is None or not math.isfinite(latest.loss)
@@ -461,7 +464,8 @@ class Guard:
 
 
 def best_seal(decisions: Iterable[Decision]) -> EpochEvaluation | None:
-    """Return the evaluation of the best seal that was not taken back; None if there is none."""
+    """Return the evaluation of the best seal that was not taken back; None if there is no evaluation of such
+    a seal."""
     guard = Guard()
     for decision in decisions:
         guard.take(decision)
@@ -477,7 +481,7 @@ def _updates(run_state: RunState, first: int, last: int) -> int:
 
 
 def _of(result: SealResult) -> str:
-    """Return a result in words, with the trained quantity where results are compared by it."""
+    """Return a result in words, with the trained quantity if results are compared by it."""
     trained = metric_of(result.said.metric).trained
     told = "" if result.is_labelled else f" ({trained.name} {trained.of(result.loss):.4f})"
     return f"{result_in_words(result.said)}{told}"

@@ -1,10 +1,11 @@
-"""Bases and checkpoints: they are made while decisions continue, one at a time, and then signed.
+"""Bases and checkpoints. They are made one at a time, while other decisions are signed, and then signed
+themselves.
 
-New bases are made at sealed weights once the present ones have served long enough. They are used from the
-next epoch on, and the open epoch is closed once they are signed. Only nodes with the model can make them.
+New bases are made at sealed weights once the present bases have served long enough. Once they are signed, the
+open epoch is closed, and the next epoch uses them. Only nodes with the model can make bases.
 
-A checkpoint is of a settled epoch, and is computed by a node with the log. It is not signed if a decision
-meanwhile changes what counts up to its epoch.
+A checkpoint describes a settled epoch. A node computes it from its log. It is not signed if a decision in the
+meantime has changed what counts up to its epoch.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from sfnode.organising.known import Knowledge
 
 MAKE_AGAIN = 600.0
-"""Seconds after which making bases is tried again if it failed. A lack of memory does not go away at once."""
+"""Seconds after which making bases is tried again if it failed. A lack of memory, for example, does not end
+at once."""
 
 SETTLED = 4
-"""Number of seals that must follow an epoch's own before a checkpoint of it is made. Later seals mostly
-recount work of younger epochs."""
+"""Number of seals that must follow an epoch's own seal before a checkpoint of the epoch is made. Later seals
+mostly recount work of younger epochs."""
 
 SUMMARISE_AGAIN = 60.0
 """Seconds after which computing a checkpoint is tried again if it failed."""
@@ -35,27 +37,27 @@ AGAIN: dict[Product, float] = {Bases: MAKE_AGAIN, Checkpoint: SUMMARISE_AGAIN}
 
 @dataclass(slots=True)
 class Making:
-    """State of making bases or a checkpoint, until the result is signed."""
+    """State of making bases or a checkpoint, until the product is signed."""
 
     rests_until: float
     """Time from which the next bases or checkpoint may be made."""
     epoch: int | None = None
-    """Epoch whose model the bases or the checkpoint are made from; None while nothing is made."""
+    """Epoch from whose model the bases or the checkpoint are made; None while nothing is made."""
     made: bytes | Checkpoint | None = None
     """Digest of the bases, or the checkpoint, once it is made."""
     altered: bool = False
-    """Whether a decision signed meanwhile changes which work counts up to that epoch."""
+    """Whether a decision signed in the meantime changes which work counts up to `epoch`."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the product is still being made. No epoch is closed while bases are, so members wait for
-        the new bases once they have filled their quotas with the old ones."""
+        """Whether the product is still being made. No epoch is closed while bases are being made, so members
+        who have filled their quotas with the old bases wait for the new ones."""
         return self.epoch is not None and self.made is None
 
     def end(self, made: bytes | Checkpoint | None, again: float, now: float) -> None:
-        """Take the result; None if making it failed, which is then tried again after `again` seconds. The
-        checkpoint of another epoch than the requested one is dropped, as decisions may have disappeared
-        meanwhile."""
+        """Take in the product; None if making it failed, which is tried again after `again` seconds. A
+        checkpoint of another epoch than the requested one is dropped, as decisions may have disappeared in
+        the meantime."""
         if isinstance(made, Checkpoint) and made.epoch != self.epoch:
             made = None
         if made is None and self.epoch is not None:
@@ -63,8 +65,8 @@ class Making:
         self.made = made
 
     def taken(self) -> bytes | Checkpoint | None:
-        """Return the finished result, which will be signed, and make room for the next; None if there is
-        none."""
+        """Return the finished product, which will be signed, so that the next one can be made; None if none
+        is finished."""
         made, self.made = self.made, None
         self.epoch = self.epoch if made is None else None
         return made
@@ -74,14 +76,13 @@ class Making:
         self.epoch, self.altered = epoch, False
 
     def signing(self, decision: Decision) -> None:
-        """Take note of a decision that will be signed, and that may change which work counts up to the
-        epoch."""
+        """Record whether a decision that will be signed changes which work counts up to the epoch."""
         self.altered |= self.epoch is not None and _earliest_altered(decision) <= self.epoch
 
 
 def _earliest_altered(decision: Decision) -> int:
-    """Return the first sealed epoch in which a decision changes which work counts; MAX_EPOCHS if there is
-    none."""
+    """Return the first sealed epoch in which a decision changes which work counts; MAX_EPOCHS if there is no
+    such epoch."""
     match decision:
         case Void(first=epoch) | Amend(epoch=epoch):
             return epoch
@@ -92,7 +93,7 @@ def _earliest_altered(decision: Decision) -> int:
 
 def bases_due(known: Knowledge, now: float) -> Bases | None:
     """Return the decision that publishes newly made bases, if they are ready; else None. Also request new
-    bases once the current ones have been in use long enough."""
+    bases once the current bases have been in use long enough."""
     run_state, making = known.run_state, known.making[Bases]
     if isinstance(digest := making.taken(), bytes):
         decision = Bases(run_state.next_subspace(), digest)
@@ -104,15 +105,15 @@ def bases_due(known: Knowledge, now: float) -> Bases | None:
 
 
 def cuts(known: Knowledge) -> bool:
-    """Return whether the open epoch must be closed with whatever it has because the next one has other
+    """Return whether the open epoch must be closed with whatever it has because the next epoch has other
     bases."""
     run_state = known.run_state
     return known.policy.renew_updates > 0 and run_state.served_from() == run_state.open_epoch + 1
 
 
 def _are_worn(known: Knowledge) -> bool:
-    """Return whether the latest bases have served long enough in sealed epochs, new ones would still be used,
-    and the rate is not about to change."""
+    """Return whether the latest bases have served long enough in sealed epochs, new bases would still be
+    used, and the rate is not about to change."""
     run_state, every = known.run_state, known.policy.renew_updates
     first, ends = run_state.served_from(), run_state.promised >= run_state.budget
     ends = ends or not run_state.may_begin(run_state.next_subspace())

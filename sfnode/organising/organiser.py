@@ -1,27 +1,27 @@
 """The organiser: whether it may sign, with one decision under way at a time.
 
-Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` returns what to do,
-`next_deadline()` says when to send the next Round, even if none was carried out. Time is an argument (seconds
-of any monotonic clock), randomness is injected. The organiser is told of every round that was carried out,
-with the feeds whose held or counted updates have changed. It reads the rest from the node (`view`), which it
-never changes. A decision that it has made comes back to it when the control feed grows. A round in which
-nothing happens costs nothing. Which updates peers hold is checked only in a look, and only for feeds that
-they do not hold completely yet.
+Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` returns what to do, and
+`next_deadline()` says when to send the next Round, even if nothing has happened. Time is an argument (seconds
+of any monotonic clock), and randomness is injected. The organiser is told of every round that was carried
+out, with the feeds whose held or counted updates have changed. It reads everything else from the node
+(`view`), which it never changes. A decision that it has signed comes back to it when the control feed grows.
+A round in which nothing happens costs nothing. Only a look checks which updates peers hold, and only for
+feeds that no peer is known to hold completely.
 
 Theory of operation.
 
     state        signs   left when
-    STANDING_BY  no      more than half of the stand-ins have elected this key and answer it. This state, in
-                         place of RESTARTED, is for runs with stand-ins, who know the last decisions
+    STANDING_BY  no      more than half of the stand-ins have elected this key and answer it. Takes the place
+                         of RESTARTED in runs with stand-ins, who know the last decisions
     RESTARTED    no      enough peers have told that they have no more of the control feed; or the organiser
                          is `alone`, from the start or since NobodyElse
     ORGANISING   yes     decisions have disappeared here (to RESTARTED); stand-ins do not answer, or have
                          elected another (to STANDING_BY); the key may no longer sign (to STOPPED)
     STOPPED      no      never
 
-There is at most one decision under way. The next one is made from the state after it. So every decision is
-valid at its position, and no position of the control feed is signed twice. While nothing is under way the
-organiser looks, every LOOK_INTERVAL, which of its rules is due first (`rules`).
+At most one decision is under way, and the next one is made from the state after it. So every decision is
+valid at its position, and no position of the control feed is signed twice. While no decision is under way,
+the organiser looks, every LOOK_INTERVAL, which of its rules is due first (`rules`).
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ from sfprotocol.messages import Feed, JoinRequest, Offer
 from sfprotocol.run_state import NEVER
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
-"""Seconds between two looks: a fixed part, and a part for each feed. A look takes 10 us for each feed, so
-that looks take 2 % of a core at most. With 15,000 feeds there is a look every 8.5 s, while an epoch lasts
+"""Seconds between two looks: a fixed part, and a part for each feed. A look takes 10 us for each feed, so all
+looks together take 2 % of a core at most. With 15,000 feeds there is a look every 8.5 s, while an epoch lasts
 minutes."""
 
 LEAST_INTERVAL = 0.1
-"""Seconds between the arrival of the update that fills an epoch and the look. Updates that others made at the
-same time are then listed, too. A linear head fills an epoch in less than a second, and everybody would wait
-for the next regular look."""
+"""Seconds from the arrival of the update that fills an epoch to the look that closes it. Updates that others
+have made at the same time are then listed, too. A linear head fills an epoch in less than a second, so
+waiting for the next regular look would hold up all nodes."""
 
 SETTLE_TIME = 30.0
 """Minimum seconds without a new decision before a restarted organiser believes its peers that they have no
-more. A peer with more decisions may still connect."""
+more decisions. A peer with more decisions may still connect."""
 
 FIRST_TIME = 5.0
-"""SETTLE_TIME for an organiser without any decision. The run is most often new. An organiser that has lost
-its folder hears of its decisions with the first link."""
+"""The same time for an organiser without any decision. In most cases the run is new. An organiser that has
+lost its folder hears of its decisions over the first link."""
 
 PROOF_TIME = 600.0
-"""Seconds for which a peer that claims to have more decisions is believed while none arrive. The largest
-decision takes 15 s over a line of 100 kbit/s."""
+"""Seconds for which a peer that claims to have more decisions is believed although no decision arrives. The
+largest decision takes 15 s over a line of 100 kbit/s."""
 
 SIGN_AGAIN = 10.0
 """Seconds after which a Sign is repeated if its decision has not come back. A commit takes far less."""
@@ -84,7 +84,7 @@ UNSUPPORTED = "the control feed has a decision that this version does not know"
 
 
 class OrganiserState(Enum):
-    """State of an organiser; the table above says what each may do."""
+    """State of an organiser, as in the table above."""
 
     STANDING_BY = "standing by"
     RESTARTED = "restarted"
@@ -109,34 +109,34 @@ class Organiser:
     ) -> None:
         """`key` is the public half of the organiser's key; with `stands_in`, the key of a member who would
         organise in its place. `draw` returns random bytes. `alone`: the owner says that no other node has
-        more of the control feed. While the organiser has no peers, its closes then list updates that it alone
-        holds."""
+        more of the control feed. The closes of such an organiser also list updates that only it holds, while
+        it has no peers."""
         self.state = OrganiserState.RESTARTED
         self.known = Knowledge(view, policy, judge, draw, alone=alone, now=now)
         self._key, self._stands_in = key, stands_in
         self._read: tuple[int, bytes, str | None] = 0, b"", None
-        """Number of decisions that were read, the chain hash after them, and the reason why our key does not
+        """Number of decisions that were read, the chain hash after them, and the reason why our key may not
         sign."""
         self._grown_at = now
         self._wake_at = self._look_from = now
-        """Time of the next look, and the earliest time of a look for updates that have come."""
+        """Time of the next look, and earliest time of a look because updates have arrived."""
         self._signing: Sign | None = None
         self._unseen = view.feeds()
-        """Feeds that were not looked at yet."""
+        """Feeds that were not examined yet."""
         self._read_decisions(now)
 
     def next_deadline(self) -> float:
-        """Return the time at which the next Round must be sent at the latest, even if the node has carried
-        out none; infinity if none is needed."""
+        """Return the latest time for the next Round, which must be sent even if nothing has happened;
+        infinity if no Round is needed."""
         ended = self.state is OrganiserState.STOPPED and not self.known.wanted
         return float("inf") if ended else self._wake_at
 
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event, a Round only after it was carried out. Return the actions, in order.
+        """Take in one event; a Round must have been carried out. Return the actions, in order.
 
-        The look comes last, when everything that happened in the same round is known.
+        A look that is due comes last, when everything that happened in the same round is known.
         """
         known = self.known
         self._read_decisions(now)
@@ -166,7 +166,7 @@ class Organiser:
         return actions
 
     def _read_decisions(self, now: float) -> None:
-        """Take in the new decisions; all of them if some earlier ones have disappeared."""
+        """Take in the new decisions; all decisions anew if earlier ones have disappeared."""
         feed, reason, known = self.known.view.control, self._why_silent(), self.known
         before, chain, _ = self._read
         if (feed.stop, feed.chain, reason) == self._read:
@@ -192,7 +192,7 @@ class Organiser:
             self._signing, self._wake_at = None, now
 
     def _why_silent(self) -> str | None:
-        """Return the reason why our key signs nothing; None while it may sign."""
+        """Return the reason why our key may not sign; None while it may sign."""
         feed = self.known.view.control
         if feed.key != self._key and not (self._stands_in or self._key in feed.stand_ins):
             return PASSED_ON
@@ -217,15 +217,15 @@ class Organiser:
                 self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
 
     def _look_soon(self, at: float) -> None:
-        """Schedule a look no later than a time. While a decision is under way, its arrival starts the
-        look."""
+        """Schedule a look at the time `at` or earlier. While a decision is under way, its arrival starts the
+        next look instead."""
         if self._signing is None:
             self._wake_at = min(self._wake_at, at)
 
     # -- looking -----------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        """Sign the first decision that is due; schedule the next look."""
+        """Sign the first decision that is due, and schedule the next look."""
         known = self.known
         known.peers = self.known.view.peers()
         known.feeds.hear(known.view)
@@ -236,7 +236,7 @@ class Organiser:
             self.state = self._standing(now)
         signs = self.state is OrganiserState.ORGANISING
         if self._signing and signs:
-            self._sign(self._signing, now)  # the same: a position is signed once
+            self._sign(self._signing, now)  # the same decision, as a position is signed once
             return
         self._signing = None
         decision = rules.due(known, now) if signs else None
@@ -248,7 +248,7 @@ class Organiser:
             self._sign(Sign(known.run_state.decisions, decision), now)
 
     def _standing(self, now: float) -> OrganiserState:
-        """Return the state of an organiser whose key may sign, now or later."""
+        """Return the state of an organiser that is not stopped."""
         if self.known.view.control.stand_ins or self.known.view.control.key != self._key:
             leads = self.known.view.leads(now)
             return OrganiserState.ORGANISING if leads else OrganiserState.STANDING_BY
@@ -261,7 +261,7 @@ class Organiser:
         self.known.actions.append(sign)
 
     def _has_head(self, now: float) -> bool:
-        """Return whether probably nobody has more of the control feed."""
+        """Return whether it is likely that no other node has more of the control feed."""
         known = self.known
         if known.alone:
             return True

@@ -1,6 +1,6 @@
 """The owner's decisions: which of them would change something now, and why the others would not.
 
-The fold treats an invalid decision as a no-op; an owner must be told instead.
+The run state ignores a decision that is not valid; an owner must be told of it instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _REPLACED = "budget", "finished"
 
 
 def refusal(run_state: RunState, wanted: Decision) -> str | None:
-    """Return why a decision would change nothing, or may not be made; None if it can be signed."""
+    """Return the reason why a decision would change nothing or may not be signed; None if it can be
+    signed."""
     try:
         encode(wanted)
     except RemoteProtocolError as error:
@@ -51,7 +52,7 @@ def refusal(run_state: RunState, wanted: Decision) -> str | None:
 
 
 def _holds(run_state: RunState, wanted: Decision) -> tuple[bool, str]:
-    """Return whether a decision would change something, and the reason if it would not."""
+    """Return whether a decision would change something, and the reason to give if it would not."""
     match wanted:
         case Admit(origin=origin, quota=quota, invitation=invitation):
             if (number := run_state.member_number(origin)) is not None:
@@ -85,8 +86,8 @@ def _holds(run_state: RunState, wanted: Decision) -> tuple[bool, str]:
 
 
 def due(known: Knowledge, now: float) -> Decision | None:
-    """Return the first of the owner's decisions that would change something; None if there is none. Also
-    answer the decisions before it, which are refused."""
+    """Return the first of the owner's decisions that would change something; None if there is none. Also tell
+    the owner that the decisions before it are refused."""
     while known.wanted:
         decision = known.wanted.pop(0)
         reason = known.stopped or refusal(known.run_state, decision)
@@ -119,7 +120,7 @@ def _voids(run_state: RunState, void: Void) -> bool:
     )
 
 
-# -- that a run goes on as another one: an announcement for people, and for nodes that follow --------------
+# -- announcements that a run continues as another one, for people and for nodes that follow ---------------
 
 FORM = "This run goes on as another one; nodes that were started with --follow go there: sfnode join {}"
 """Text of the announcement; the link replaces the braces."""
@@ -128,7 +129,8 @@ _FORM = re.compile(re.escape(FORM).replace(r"\{\}", r"(sfnode:[A-Za-z0-9_-]+)"))
 
 
 def announcement(link: str) -> str:
-    """Return the text of the announcement that the run continues as another one, to which the link leads."""
+    """Return the text of the announcement that the run continues as another one, the run to which the link
+    leads."""
     return FORM.format(link)
 
 

@@ -12,7 +12,8 @@ from sfnode.settings import Settings
 
 
 class Admission(Enum):
-    """Join requests that are granted without the owner. An invitation always counts as the owner's word."""
+    """Kinds of join requests that are granted without asking the owner. An invitation always suffices, as it
+    comes from the owner."""
 
     LINKS = "links"
     """Requests with an invitation are granted. Others are dropped."""
@@ -23,100 +24,103 @@ class Admission(Enum):
 
 
 FEW_DIMENSIONS = 2048
-"""Maximum dimensions of a subspace in which an epoch that moves losses far (`line_search.LARGE_MOVE`) is not
-taken for noise."""
+"""Maximum number of dimensions of a subspace in which an epoch that moves losses far
+(`line_search.LARGE_MOVE`) is not taken for noise."""
 
 WORK_BITS = 22
-"""Required leading zero bits of a newcomer's proof of work. They take some seconds of one core in Python."""
+"""Number of leading zero bits required of a newcomer's proof of work. Computing the proof takes some seconds
+of one core in Python."""
 
 SEAL_WAIT, SEARCH_WAIT = 120.0, 600.0
 """Maximum seconds for which a seal waits for a plain evaluation, and for a line search or an evaluation of
-written answers. A search measures two hundred rows at seven places, at a third of a second for each; an
-answer takes a forward pass for each token. Until the rate has settled, no epoch is closed meanwhile."""
+written answers. A search measures two hundred rows at seven values of c, with a third of a second for each. A
+written answer takes one forward pass for each token. Until the rate has settled, no epoch is closed while a
+seal waits."""
 
 USUAL_ROWS = 256
-"""Maximum number of validation rows for a search in a run whose validation rows are a whole source of their
-own."""
+"""Maximum number of validation rows for a search if the run has a separate source of validation rows without
+a limit."""
 
 REWARDED_BASES = 96
-"""Minimum number of updates after which a zeroth-order reward run gets new bases; an epoch's updates if those
-are more. These are six groups of 16. After six groups SmolLM2 had 0.56 of its answers right, and 0.80 after
-six more along other bases, in one emulated run (docs/research-log.md)."""
+"""Minimum number of updates after which a zeroth-order reward run gets new bases, or the updates of an epoch
+if these are more. 96 updates are six groups of 16. In one emulated run the share of right answers of SmolLM2
+was 0.56 after six groups, and 0.80 after six more along other bases (docs/research-log.md)."""
 
 
 LEAST_EPOCH = 0.5
-"""Default minimum length of an epoch, in seconds. A close and a seal cost every node more than half a
-second's updates, and a run has a limited number of epochs."""
+"""Default minimum length of an epoch, in seconds. A close and a seal cost every node more than the updates of
+half a second do, and the number of epochs in a run is limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrganiserPolicy:
-    """Settings of an organiser; `policy_of` returns a daemon's."""
+    """Settings of an organiser; `policy_of` returns those of a daemon's organiser."""
 
     target_updates: int
-    """Number of updates with which an epoch is closed: the manifest's `epoch_updates`. With searches epochs
-    begin shorter."""
+    """Number of updates with which an epoch is closed: the manifest's `epoch_updates`. With line searches the
+    first epochs are shorter."""
     longest_epoch: float = 600.0
-    """Maximum seconds for which an update waits before the open epoch is closed, however few updates there
-    are. People who watch see their updates count within a coffee break."""
+    """Maximum seconds for which an update waits before the open epoch is closed, however few updates it has.
+    People who watch then see their updates count within a coffee break."""
     seal_wait: float
     """Seconds for which a closed epoch waits for its evaluation before it is sealed unchecked. Trainers
-    continue meanwhile. With 0 nothing is evaluated."""
+    continue during that time. With 0 no epoch is evaluated."""
     admission: Admission = Admission.LINKS
     admission_burst: int = 64
-    """Maximum number of admissions at once. A class of students joins within a minute."""
+    """Maximum number of admissions at once: enough for a class of students that joins within a minute."""
     admissions_per_minute: float = 30.0
-    """Mean rate of admissions. Each is a decision that everybody keeps for ever."""
+    """Maximum mean rate of admissions. Each admission is a decision that every node keeps for ever."""
     work_bits: int = WORK_BITS
     quota: int
-    """Maximum number of one member's updates in a close, and of one feed's updates with one label. A quota of
-    a whole epoch's updates does not slow down a run of one member. Strangers get a small part of it, as a
-    member that reaches the target alone can close epochs as fast as it likes."""
+    """Maximum number of one member's updates in a close, and of one feed's updates with one label. With a
+    quota of a whole epoch's updates a run of one member is not slowed down. Strangers get a small part of the
+    quota, because a member that reaches the target alone can close epochs as fast as it likes."""
     search_rows: int = 0
-    """Validation rows for line searches, which set factors and rates (`searching`). With 0 the judge alone
-    sets them, every epoch has `target_updates`, and the shares below are of the organiser's time."""
+    """Number of validation rows for line searches, which set factors and rates (`searching`). With 0 the
+    judge alone sets them, every epoch has `target_updates` updates, and `young_share` and `share` are shares
+    of the organiser's time."""
     origins: bool = False
     """Whether each member's contribution is measured before a seal, and seals skip the work of members
     without enough evidence (`evidence`). Needs searches."""
     kept: bool = False
-    """Whether measuring a row costs next to nothing, because a linear head's inputs are kept. Every epoch is
-    then measured on all rows. With 32 rows a measurement would only show which of thousands of updates agree
-    with these 32."""
+    """Whether measuring a row costs next to nothing, because the run trains a linear head whose inputs are
+    kept. Every epoch is then measured on all rows. A measurement on 32 rows would only show which of
+    thousands of updates agree with these 32 rows."""
     alike: float = 1.0
-    """Number of updates that together say as much about their author as one update that is measured alone."""
+    """Number of updates that together say as much about their author as one independent update
+    (`evidence.alike`)."""
     revokes: bool = True
-    """Whether members whose work evidently does harm are revoked, and their work is voided since the harm
-    began. Nothing else undoes work that was sealed before the evidence was there. At most one honest member
-    in 10,000 is revoked by accident; useless work is only skipped."""
+    """Whether members whose work evidently does harm are revoked, and their work since the harm began is
+    voided. Nothing else undoes work that was sealed before there was evidence. At most one honest member in
+    10,000 is revoked by accident. Work that is merely useless is only skipped."""
     guard: bool = False
     """Whether the run goes back to its best seal when it gets worse, and ends when it no longer improves
     (`guard`). Needs evaluations."""
     renew_updates: int = 0
-    """Number of updates after which published bases are replaced by new ones, made at sealed weights; 0 for
-    never. An epoch has no more updates than that, and is closed early once new bases are made."""
+    """Number of updates after which published bases are replaced with new ones, made at sealed weights; 0 for
+    never. An epoch has no more updates than this number, and is closed early once new bases are made."""
     update_forwards: int
     """Example-forwards of one update."""
     steps: Steps | None = None
-    """Schedule of a first-order run; None in any other."""
+    """Schedule of a first-order run; None for any other run."""
     patience: int = 0
-    """Rounds without a better evaluation after which the guard ends the run at the best one. With 0 the guard
-    reacts only to evident changes, and goes back only after harm."""
+    """Number of rounds without a better evaluation after which the guard ends the run at the best seal. With
+    0 the guard reacts only to evident changes, and goes back only after harm."""
     least_epoch: float = LEAST_EPOCH
     """Minimum length of an epoch in seconds."""
     young_share: float = 1 / 5
-    """Share of the swarm's example-forwards for searches and evaluations while the rate has not settled and
-    the run is young, when harm is most likely."""
+    """Share of the swarm's example-forwards for searches and evaluations while the rate has not settled;
+    without searches, while the run is young. Harm is most likely then."""
     share: float = 1 / 20
-    """Share of the swarm's example-forwards for searches and evaluations once the rate has settled; without
-    searches, once the run is no longer young."""
+    """The same share once the rate has settled; without searches, once the run is no longer young."""
     witnesses: int = 1
-    """Minimum number of peers that must say how many decisions they have before a restarted organiser
+    """Minimum number of peers that must say that they have no more decisions before a restarted organiser
     signs."""
     amend_after: float | None = 86_400.0
     """Seconds for which listed steps of a feed may be missing, while there are peers to ask, before the feed
-    is ended at the last close that is held; None if only the owner ends feeds. Nothing is sealed meanwhile.
-    After a day a machine that was off for the night is back. An amendment gives up listed work, and the
-    origin must begin a new feed."""
+    is ended at the last close whose steps are held; None if only the owner ends feeds. No epoch is sealed in
+    the meantime. A machine that was off for the night is back after a day. An amendment gives up listed work,
+    and the origin must begin a new feed."""
 
     checkpoint_epochs: int | None = 10
     """Number of seals between two checkpoints; None for no checkpoints. Late joiners may start from a
@@ -124,7 +128,8 @@ class OrganiserPolicy:
 
     @property
     def longest(self) -> int:
-        """Target number of updates of the longest epochs. A close may list more if more are waiting."""
+        """Target number of updates of the longest epochs. A close may list more updates if more are
+        waiting."""
         return min(self.target_updates, self.renew_updates or self.target_updates)
 
 
@@ -132,20 +137,22 @@ MEASURING = 1 / 10
 """Share of a first-order run's example-forwards that measurements may take."""
 
 EVALUATIONS = 6
-"""Number of evaluations whose cost MEASURING must cover; otherwise they are of fewer rows. Three are planned:
-of the base model, at the end and one in between. The other half is left for measuring contributions."""
+"""Number of evaluations whose cost MEASURING must cover; if it does not, evaluations are made on fewer rows.
+Three evaluations are planned: of the base model, at the end, and one in between. The other half of the cost
+is for measuring contributions."""
 
 LEAST_EVALUATED = 64
-"""Minimum number of rows of an evaluation, whatever it costs. Fewer say nothing."""
+"""Minimum number of rows of an evaluation, whatever it costs. A result on fewer rows says nothing."""
 
 HEAD_PATIENCE = 12
-"""Rounds without a better evaluation after which a head no longer improves. With exact gradients of the same
-rows the validation loss falls and then rises, and is not noisy. With 9 rounds AG News ended 0.003 higher."""
+"""Number of rounds without a better evaluation after which a head is taken to improve no longer. With exact
+gradients of the same rows in every round the validation loss is not noisy: it falls and then rises. With a
+patience of 9 rounds the loss on AG News ended 0.003 higher."""
 
 HEAD_EPOCH = 1.0
-"""Minimum length of a head's round in seconds, as an update is nearly free. The longest run of a head reached
-its best model after 35 rounds, less than a minute. Whoever joins in that time should still find it
-running."""
+"""Minimum length of a head's round, in seconds. Updates are nearly free, so that rounds would otherwise be
+very short. With this length, the longest run of a head reached its best model after 35 rounds, in less than a
+minute. People who join within that time should still find the run going on."""
 
 
 def steps_of(manifest: Manifest, rate: int) -> Steps | None:
@@ -159,8 +166,8 @@ def steps_of(manifest: Manifest, rate: int) -> Steps | None:
 
 
 def is_wary(manifest: Manifest) -> bool:
-    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps. This is so
-    in more than FEW_DIMENSIONS dimensions, except for rewards, which change in leaps."""
+    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps: in
+    subspaces of more than FEW_DIMENSIONS dimensions, except for rewards, which change in leaps."""
     return manifest.dimensions > FEW_DIMENSIONS and not manifest.task.is_rewarded
 
 
@@ -169,8 +176,8 @@ def policy_of(manifest: Manifest, settings: Settings) -> OrganiserPolicy:
 
     Anyone may join, unless the settings or a private run say otherwise. Line searches find the rates if the
     settings say so and the run has validation rows. Published bases are made anew every `renew_bases`
-    updates; if that is not set, only in zeroth-order reward runs. With validation rows a guard may watch over
-    the run.
+    updates; if this setting is missing, only in zeroth-order reward runs. If the run has validation rows, a
+    guard may watch over it.
     """
     search, renew_bases = settings.search, settings.renew_bases
     data, numbers = manifest.data, manifest.training

@@ -1,23 +1,25 @@
-"""The rules of an organiser, in the order in which they are due. Each returns a decision to sign now, if any.
+"""The rules of an organiser, in their order. Each returns a decision to sign now, or None.
 
-A rule is a function of the state (`known`). It may first ask for a measurement or for something to be made
-(`Knowledge.actions`); others carry that out.
+A rule is a function of the state (`known`). It may also request a measurement or the making of bases or a
+checkpoint (`Knowledge.actions`), which others carry out.
 
-A close lists only updates that this node holds and that a peer is known to hold, too, so that they cannot get
-lost with this node. If the peer lies, no more is lost than without it, as this node holds the updates. A
-close lists no more of a member than its quota, over all its feeds and labels, so that nobody fills an epoch
-with late work. The feed that has waited longest comes first, and what is left out waits for the next close.
+A close lists only updates that this node holds and that a peer is known to hold, too, so that they are not
+lost if this node is. A peer that lies about this does no harm as long as this node holds the updates. A close
+lists no more updates of a member than its quota, over all its feeds and labels, so that nobody fills an epoch
+with late work. The feed that has waited longest comes first. Updates that are left out wait for the next
+close.
 
-A seal counts everything that its close lists, except the work with a verdict against it (`verdicts`). Its
-factor comes from the judge (`steps`) or a line search (`searching`, which also sets the length of epochs).
-Skipped work is recounted by a later seal if the judge says so, or once enough evidence speaks for the member.
-The contribution of each feed is measured and signed first; the search goes along the work that is not
-skipped. If skipped work waits, an empty close comes before the close that reaches the budget. The seal of the
-empty close recounts the waiting work, with a factor from a search along it. No rate follows from that search.
+A seal counts everything that its close lists, except work with a verdict against it (`verdicts`). Its factor
+comes from the judge (`steps`) or from a line search (`searching`, which also sets the length of epochs). A
+later seal recounts skipped work if the judge says so, or once there is enough evidence for the member. The
+contribution of each feed is measured and signed first. The line search then goes along the work that is not
+skipped. If skipped work waits near the end of the run, an empty close comes before the close that reaches the
+budget. The seal of the empty close recounts the waiting work, with a factor from a search along it; no rate
+follows from that search.
 
-Listed updates that are missing here are fetched from peers like everything else. They are given up (`amend`)
-when they have been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and none of them
-has come. Peers who claim to have them delay that, and no more.
+Listed updates that are missing here are fetched from peers like all other updates. They are given up
+(`Amend`) if there have been peers for `OrganiserPolicy.amend_after` seconds, and none of the missing updates
+has come. A peer that claims to have them can only delay this.
 """
 
 from __future__ import annotations
@@ -44,37 +46,37 @@ from sfprotocol.quotas import UNPROVEN_PART
 from sfprotocol.run_state import MAX_EPOCHS, named_digest
 
 MOVES_PER_CLOSE = 7_500
-"""Maximum number of feeds in one close. With 26 bytes each they fit MAX_DECISION."""
+"""Maximum number of feeds in one close. At 26 bytes each, they fit into MAX_DECISION."""
 
 ALONE = 2
-"""Factor by which a head's rounds last longer while the run's founder is the only member. Others should find
-a run that still goes on."""
+"""Factor on the minimum length of a head's rounds while the run's founder is the only member, so that others
+find a run that is still going on."""
 
 UNPROVEN_EPOCH = 10.0
-"""Minimum length of an epoch in seconds where only members without credit have waiting work. Otherwise, while
-everybody else is away, somebody whose few updates are always skipped would fill the control feed for good in
-ten days."""
+"""Minimum length of an epoch, in seconds, while only members without credit have waiting work. Without this
+minimum, somebody whose few updates are always skipped could fill the control feed for good in ten days, while
+everybody else is away."""
 
 ACTIVE_TIME = 30.0
-"""Seconds after which a silent member is not waited for, where all others have filled their quotas. A step of
-a large model on a small machine takes some ten seconds."""
+"""Seconds after which the organiser no longer waits for a silent member if all others have filled their
+quotas. A step of a large model on a small machine takes some ten seconds."""
 
 MAX_UNSEALED = 16
 """Maximum number of closed epochs that wait for their seals. If seals cannot be made because listed updates
-are missing, trainers reach the end of their quotas instead of continuing without end."""
+are missing, trainers then stop once they have filled their quotas, instead of continuing without end."""
 
 SALT_BYTES = 8
 
 
 def close_due(known: Knowledge, now: float) -> Close | None:
-    """Return the close of the open epoch once it has enough updates, or one has waited long enough; else
-    None."""
+    """Return the close of the open epoch once it has enough updates, or an update has waited long enough;
+    else None."""
     run_state, search, steps = known.run_state, known.search, known.policy.steps
     rest = run_state.budget - run_state.promised
     if not _may_close(known) or rest <= 0:
-        return None  # the seals to come complete the run, unless they skip something
+        return None  # the seals to come complete the run, unless they skip work
     target = search.target(run_state) if search else known.policy.longest
-    # members wait after EPOCHS_AHEAD usual epochs of updates, which a second node may not show yet
+    # members wait after EPOCHS_AHEAD usual epochs of updates, and peers may not show the last of them yet
     target = min(target, rest, int(GROWTH * run_state.usual_updates(known.policy.target_updates)))
     chosen = _chosen(known, rest, now)
     total = sum(one.moving for one in chosen)
@@ -92,13 +94,13 @@ def close_due(known: Knowledge, now: float) -> Close | None:
         known.close_at = earliest
         return None
     if not cut and total >= rest and _is_to_wait(known):
-        chosen = []  # skipped work counts first, by a seal of its own
+        chosen = []  # skipped work is recounted first, by a seal of its own
     salt = known.draw(SALT_BYTES)
     return Close(run_state.open_epoch, salt, tuple(one.move(salt) for one in sorted(chosen)))
 
 
 def _may_close(known: Knowledge) -> bool:
-    """Return whether the run continues and few enough epochs wait for their seals."""
+    """Return whether the run goes on, and no more epochs than allowed wait for their seals."""
     run_state, search = known.run_state, known.search
     waits = known.policy.steps or (search and not search.settled)
     most = 1 if waits else MAX_UNSEALED  # work at a wrong rate, or in a wrong unit, is lost
@@ -116,7 +118,7 @@ def _chosen(known: Knowledge, rest: int, now: float) -> list[Nameable]:
 
 
 def _is_late(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
-    """Return whether an update has waited for as long as the longest epoch."""
+    """Return whether an update has waited as long as the longest epoch may last."""
     oldest = min((one.since for one in chosen if one.moving), default=now)
     return now - max(oldest, known.opened_at) >= known.policy.longest_epoch
 
@@ -128,9 +130,10 @@ def _least_epoch(known: Knowledge) -> float:
 
 
 def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
-    """Return the maximum number of updates of strangers without credit in a close. Until something has
-    counted, it is the number of vouched members' waiting updates, or unlimited if these make none. Otherwise
-    a quick stranger's work alone would be judged first, with nothing to tell it from noise."""
+    """Return the maximum number of updates of strangers without credit in a close. Until some work has
+    counted, it is the number of vouched members' waiting updates (no limit if vouched members make no
+    updates). Without this bound the work of a quick stranger alone would be judged first, with no other work
+    to compare it with."""
     run_state = known.run_state
     if run_state.begun:
         return max(1, run_state.room // UNPROVEN_PART)
@@ -142,10 +145,10 @@ def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
 def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
     """Return the number of updates that count towards an epoch of `target` updates.
 
-    A stranger's waiting updates count, too, up to UNPROVEN_PART times the updates that a close would list of
-    it, because its credit grows with closes. All updates of members without credit together count as a small
-    part of the target at most, so that their authors cannot close epochs (SPEC O20). Until something has
-    counted, the result is at most UNPROVEN_PART times the vouched members' updates.
+    Waiting updates of a stranger with credit count, too, up to UNPROVEN_PART times its updates that a close
+    would list, because its credit grows with closes. All updates of members without credit together count as
+    at most a small part of the target, so that these members cannot close epochs (SPEC O20). Until some work
+    has counted, the result is at most UNPROVEN_PART times the number of vouched members' updates.
     """
     run_state, found = known.run_state, {True: 0, False: 0}
     for one in chosen:
@@ -162,7 +165,7 @@ def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
 
 def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
     """Return whether all recently active members have filled their quotas. A member whose updates wait in a
-    new feed is not considered, as it can continue only after a close."""
+    new feed is left out, as it can continue only after a close."""
     run_state, feeds = known.run_state, known.feeds
     proven = any(run_state.credit(one.number // INCARNATIONS) for one in chosen)
     if run_state.begun and not proven and now - known.opened_at < UNPROVEN_EPOCH:
@@ -173,7 +176,7 @@ def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
 
 
 def _is_to_wait(known: Knowledge) -> bool:
-    """Return whether skipped work waits, and the last close was not made to recount it."""
+    """Return whether skipped work waits to be recounted, and the last close was not made to recount it."""
     last = known.run_state.open_epoch - 1
     begun = is_for_waiting(known, last)
     return known.search is not None and not begun and bool(waiting(known))
@@ -200,8 +203,8 @@ def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
 
 
 def _judged(known: Knowledge, epoch: int) -> tuple[Judgement, bool]:
-    """Return the judgement on an epoch by the judge, the schedule, the search and the guard; and whether less
-    counts than was evaluated."""
+    """Return the judgement on an epoch from the judge, the schedule, the search and the guard; and whether
+    less counts than was evaluated."""
     run_state, steps, search, guard = known.run_state, known.policy.steps, known.search, known.guard
     judgement = known.judge(run_state)
     if steps:
@@ -217,7 +220,7 @@ def _judged(known: Knowledge, epoch: int) -> tuple[Judgement, bool]:
 
 
 def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
-    """Return the skipped work that the seal of an epoch recounts; none if the epoch counts for nothing."""
+    """Return the skipped work that the seal of an epoch recounts; empty if the epoch counts for nothing."""
     if is_for_waiting(known, epoch):
         return waiting(known)
     if known.policy.steps or not judgement.factor:
@@ -227,8 +230,9 @@ def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Reco
 
 
 def waiting(known: Knowledge) -> tuple[Recount, ...]:
-    """Return the skipped work that counts just before the run ends. In a first-order run none does: skipped
-    work was made at larger rates and other weights, and a search along it costs as much as it may gain."""
+    """Return the skipped work that counts just before the run ends. It is empty for a first-order run:
+    skipped work was made at larger rates and other weights, and a search along it costs as much as the work
+    may gain."""
     if known.policy.steps:
         return ()
     return known.verdicts.recounted(known.run_state, Judgement(), last=True, rate=RATE_ONE)
@@ -241,8 +245,7 @@ def is_for_waiting(known: Knowledge, epoch: int) -> bool:
 
 
 def _skipped(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[int, ...]:
-    """Return the numbers of the feeds that the seal of an epoch skips, because there is a verdict against
-    them."""
+    """Return the numbers of the feeds with a verdict against them, which the seal of an epoch skips."""
     verdict, brings = known.verdicts.on, known.feeds.brings
     moved = known.run_state.moved(epoch)
     return tuple(feed for feed in moved if verdict(feed, epoch, known.run_state, brings, judgement))
@@ -278,17 +281,17 @@ RULES: tuple[Rule, ...] = (
     lambda known, now: known.join_requests.next(known.run_state, now),
     # a result of a sealed epoch, or of the base model (`evaluating`)
     lambda known, _: known.evaluations.result(known.run_state),
-    # a return, or the end of the run, by these results (`guard`)
+    # a return, or the end of the run, that follows from these results (`guard`)
     lambda known, _: known.guard.due(known.run_state) if known.guard else None,
     # a measured worth, and revocations that follow (`verdicts`)
     lambda known, _: known.verdicts.sanction(known.run_state),
-    # no decision: it updates the waiting times on which the rules below depend
+    # no decision: updates the waiting times on which the rules below depend
     times,
     # a seal of the oldest closed epoch, once it is evaluated or has waited long enough
     seal_due,
     # new bases, once the present ones have served long enough
     making.bases_due,
-    # a close, once enough updates may be listed, or one has waited long enough
+    # a close, once enough updates may be listed, or an update has waited long enough
     close_due,
     # an amendment of a feed whose listed steps nobody has (`feeds`)
     lambda known, now: known.feeds.lost(known.view, known.policy.amend_after, now),

@@ -1,24 +1,25 @@
 """Judgements of seals; rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
 
-    rate            a round's, shared by the updates that count; a body's falls linearly with the budget
-    factor          1; less where more updates of a round count than its rate was meant for
-    unit            half of the limit is the usual norm of members' updates
+    rate            a round's, shared by the updates that count; falls with the budget left, except for heads
+    factor          1; less if more updates of a round count than its rate was meant for
+    unit            set so that the usual norm of members' updates is half of the limit
     limit           the manifest's
 
-Updates that members make before they have heard of each other's are one step, by a gradient of more rows. It
-may go no further than one update alone, so a round of four nodes and one of forty are the same step. Updates
-that each went as far as one may made SmolLM2 diverge where they were six late (docs/research-log.md).
+Updates that members make before they have heard of each other's updates are together one step, along a
+gradient of more rows. The step may go no further than one update alone, so a round of four nodes and a round
+of forty go equally far. In a run in which each update went as far as a step may, SmolLM2 diverged where the
+updates were six late (docs/research-log.md).
 
-Units follow the gradient: down as far as it falls, and up by 2 a round, as longer updates are cut. An update
-shorter than an eighth of the limit changes nothing (SPEC U11), and takes no budget. Rounds of such updates
-are closed all the same, so that their unit comes down to them, by FALL at most. After IDLE_ROUNDS in a row
-nothing is left to learn, and the guard ends the run. The usual norm is the median over members whose work has
-counted, weighted by how much counted. Work that is too short to count has no weight. So only members with
-half of the counted work can change a unit. Honest updates are then cut to a part of their length, for some
-rounds.
+Units follow the norm of the gradient. They fall as far as it falls, and at most double in a round, as longer
+updates are cut. An update shorter than an eighth of the limit changes nothing (SPEC U11), and uses no budget.
+Rounds of such updates are closed nevertheless, so that their unit falls, by a factor of FALL at most. After
+IDLE_ROUNDS such rounds in a row nothing is left to learn, and the guard ends the run. The usual norm is the
+median over members whose work has counted, weighted by how much of it counted. Work that is too short to
+count has no weight. So only members who have made half of the counted work can change a unit. If they abuse
+this, honest updates are cut to a part of their length for some rounds.
 
-The judge of a seal is injected. The shipped judge counts everything, at the manifest's rate. The schedule
-here, a line search or a guard takes its place, and nothing else has to change.
+The judge of a seal is injected. The shipped judge counts everything, at the manifest's rate. The schedule of
+this module, a line search or a guard may replace its judgement.
 
 Everything is a function of the decisions and of the updates that closes have listed.
 """
@@ -36,7 +37,7 @@ from sfprotocol.quotas import USUAL_OF
 from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 RECOUNTS_PER_SEAL = 4096
-"""Maximum number of recounts in one seal, 40 kB. The next seal has the rest."""
+"""Maximum number of recounts in one seal; they take 40 kB. The next seal has the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class Judgement:
     """A judge's decisions on the oldest epoch without a seal."""
 
     factor: int = FACTOR_ONE
-    """Factor in units of 2^-12; recounted work gets it, too."""
+    """Factor in units of 2^-12, for the epoch's work and recounted work."""
     skipped: frozenset[int] = frozenset()
     """Numbers of feeds whose work in this epoch does not count."""
     recounted: frozenset[Recount] = frozenset()
-    """Work that counts after all, if earlier seals have skipped it."""
+    """Work that counts after all, as far as earlier seals have skipped it."""
     rates: tuple[RateFrom, ...] = ()
     """Rates of epochs after the open one, in order."""
 
@@ -58,7 +59,7 @@ Judge = Callable[[RunState], Judgement]
 
 
 def at_rate(rate: int) -> Judge:
-    """Return a judge that counts everything, at this rate in units of 2^-32."""
+    """Return a judge that counts everything, at `rate` in units of 2^-32."""
 
     def judge(run_state: RunState) -> Judgement:
         coming = run_state.open_epoch + 1
@@ -70,22 +71,22 @@ def at_rate(rate: int) -> Judge:
 
 
 LEAST_RATE = 1 / 32
-"""Minimum rate as a share of the first one. A run that is judged late, or whose budget is raised, continues
-slowly instead of not at all."""
+"""Minimum rate, as a share of the first rate. A run whose seals come late or whose budget is raised then
+continues slowly instead of stopping."""
 
 FALL = 8
-"""Maximum divisor of a unit from one round to the next. Work counts if it has a quarter of the usual norm or
-more. Shorter work may be an accident rather than the usual gradient."""
+"""Maximum divisor of a unit from one round to the next. Updates count if they have at least a quarter of the
+usual norm. Shorter updates may be an accident, and say little about the usual gradient."""
 
 IDLE_ROUNDS = 4
-"""Number of consecutive rounds, without an update that changes the weights, after which nothing is left to
-learn. A label's unit is fixed before the previous round is sealed, so units have fallen by FALL twice by
-then."""
+"""Number of consecutive rounds without an update that changes the weights after which nothing is taken to be
+left to learn. A label's unit is fixed before the previous round is sealed, so units have fallen twice by
+then, each time by a factor of FALL."""
 
 
 IDLE_DRAWN = 16
-"""IDLE_ROUNDS of a run whose answers are drawn, as with rewards. Where one answer of 200 is right, two in
-five rounds of six updates have none."""
+"""The same number for a run whose answers are drawn, as with rewards. If one answer of 200 is right, two of
+five rounds with six updates have no right answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +94,30 @@ class Steps:
     """Schedule of a first-order run's steps."""
 
     rate: int
-    """First rate of an update in units of 2^-32: the manifest's."""
+    """Rate of an update in the first round, from the manifest, in units of 2^-32."""
     updates: int
-    """Updates of a usual round: the manifest's epoch_updates."""
+    """Number of updates of a usual round: the manifest's epoch_updates."""
     whole: bool
-    """Whether an update covers all rows of its node, as a head's does. Such updates are hardly noisy, and
-    need no falling rate."""
+    """Whether an update covers all rows of its node, as the updates of a head do. Such updates have little
+    noise, and need no falling rate."""
     drawn: bool = False
-    """Whether updates are of drawn answers, as with rewards. A mini-batch whose answers are all equally good
-    gives 0, which says nothing about the length of other updates."""
+    """Whether updates follow from drawn answers, as with rewards. The update of a mini-batch whose answers
+    are all equally good is 0, which says nothing about the norm of other updates."""
 
     @property
     def idle_rounds(self) -> int:
-        """Number of consecutive rounds, without an update that changes the weights, after which nothing is
-        left to learn."""
+        """Number of consecutive rounds without an update that changes the weights after which nothing is
+        taken to be left to learn."""
         return IDLE_DRAWN if self.drawn else IDLE_ROUNDS
 
     def judged(
         self, run_state: RunState, judgement: Judgement, norms: Mapping[int, float], counts: int
     ) -> Judgement:
-        """Return the judgement on the oldest epoch without a seal, with its factor and with rate and unit of
-        the coming labels.
+        """Return the judgement on the oldest epoch without a seal, with its factor, and with the rate and
+        unit of the coming labels.
 
-        `norms`: usual norms of the members whose work its close lists and its seal does not skip, as from
-        `feeds.HeldFeeds.norms`. `counts`: number of their updates that change the weights.
+        `norms`: norms of the updates of those members whose work the epoch's close lists and its seal does
+        not skip (`feeds.HeldFeeds.norms`). `counts`: number of these updates that change the weights.
         """
         coming = run_state.open_epoch + 1
         judgement = replace(
@@ -130,7 +131,7 @@ class Steps:
         return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
 
     def _factor(self, run_state: RunState, counts: int) -> int:
-        """Return the factor that keeps a round from going further than the first one may."""
+        """Return the factor with which the epoch goes no further than a usual round at the first rate."""
         made = counts * run_state.rate(run_state.sealed)
         meant = self.updates * self.rate
         return FACTOR_ONE if made <= meant else max(1, FACTOR_ONE * meant // made)
@@ -138,11 +139,12 @@ class Steps:
     def _rate(self, run_state: RunState, counts: int) -> int:
         before = (sum(members.values()) for members in counted_rounds(run_state))
         usual = max(self.updates, int(median([counts, *islice(before, USUAL_OF - 1)])))
-        spent = 0.0 if self.whole else (run_state.promised + usual) / run_state.budget  # once it is opened
+        spent = 0.0 if self.whole else (run_state.promised + usual) / run_state.budget  # when it opens
         return max(1, round(self.rate * self.updates / usual * max(LEAST_RATE, 1 - spent)))
 
     def _unit(self, run_state: RunState, norms: Mapping[int, float]) -> int:
-        """Return the unit of the coming labels; the present one where too few members are there to say."""
+        """Return the unit of the coming labels; the present unit if there are too few members to find the
+        usual norm."""
         known, usual = run_state.rate_from(run_state.open_epoch + 1), usual_norm(run_state, norms)
         if usual is None or (self.drawn and not usual):
             return known.unit
@@ -152,8 +154,9 @@ class Steps:
 
 
 def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
-    """Return the usual norm of an update: the median of `norms`, weighted by how much of each member's work
-    counted in the last round with any. None if members with more than half of that work are absent."""
+    """Return the usual norm of an update: the median of `norms`, weighted with how much of each member's work
+    counted in the last round in which any work did. None if members with more than half of that work are
+    absent."""
     telling = next(counted_rounds(run_state), None) or dict.fromkeys(norms, 1)
     told = sorted((norm, telling[member]) for member, norm in norms.items() if member in telling)
     half = sum(telling.values()) / 2
@@ -164,8 +167,8 @@ def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
 
 
 def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
-    """Yield the number of updates that count, keyed by member number, for each sealed round with any. The
-    last round comes first."""
+    """Yield the numbers of updates that count, keyed by member number, for each sealed round with such
+    updates. The last round comes first."""
     for epoch in reversed(range(run_state.sealed)):
         found = Counter[int]()
         for number in run_state.moved(epoch):
@@ -175,8 +178,8 @@ def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
 
 
 def idle_rounds(run_state: RunState) -> int:
-    """Return how many of the latest sealed rounds, in a row, had only updates that change nothing. In a
-    zeroth-order run it is 0, as a scalar of 0 says nothing about how much is left to learn."""
+    """Return the number of sealed rounds at the end of the run so far with only updates that change nothing.
+    For a zeroth-order run return 0, as a scalar of 0 says nothing about how much is left to learn."""
     if not run_state.rate_from(0).limit:
         return 0
     idle = 0
@@ -188,8 +191,9 @@ def idle_rounds(run_state: RunState) -> int:
 
 
 def may_be_idle(run_state: RunState, members: set[int], most: int) -> bool:
-    """Return whether a round of these members may be closed though its updates change nothing. They must have
-    made half of the work that counted last, and the run ends after `most` such rounds."""
+    """Return whether a round of these members may be closed although its updates change nothing. The members
+    must have made half of the work in the last round that counted, and fewer than `most` such rounds may
+    precede."""
     telling = next(counted_rounds(run_state), Counter[int]())
     there = sum(weight for member, weight in telling.items() if member in members)
     return 2 * there >= sum(telling.values()) and idle_rounds(run_state) < most

@@ -1,9 +1,9 @@
-"""Verdicts: who is left out of a seal, and why. The organiser and all readers of its decisions come to the
+"""Verdicts: whose work a seal leaves out, and why. The organiser and all readers of its decisions come to the
 same verdicts.
 
-A verdict on a feed's work in an epoch is a function of the control feed. Measurements are signed in it first
-(`evidence`), as are oversized scalars (`feeds`) and returns (`guard`). Members whose work evidently does harm
-are revoked, and their work since then is voided.
+A verdict on a feed's work in an epoch is a function of the control feed. Measurements (`evidence`), oversized
+scalars (`feeds`) and returns (`guard`) are therefore signed in the control feed before verdicts follow from
+them. Members whose work evidently does harm are revoked, and their work since the harm began is voided.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ updates of the feed with one of the labels."""
 
 
 class Verdicts:
-    """Verdicts on a run's members, by its decisions, and the consequences."""
+    """Verdicts on a run's members, which follow from its decisions, and their consequences."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class Verdicts:
         judged: bool = True,
         revokes: bool = True,
     ) -> None:
-        """`judged`: seals skip work by the evidence. `revokes`: the evidence also leads to revocations, which
-        needs `judged`."""
+        """`judged`: seals skip work because of the evidence. `revokes`: evidence of harm also leads to
+        revocations; this needs `judged`."""
         self.evidence, self.guard = evidence, guard
         self._judged, self._revokes = judged, judged and revokes
         self._oversized: set[Recount] = set()
-        """Oversized work, which is recounted by the seal before the end."""
+        """Oversized work. Only the seal before the run's end recounts it."""
         self._too_large = Counter[int]()
         """Number of epochs in which a member's scalars were too large, keyed by member number."""
         self._published = -1
@@ -53,7 +53,7 @@ class Verdicts:
         self._sanctions: list[Decision] = []
         """Decisions that follow from evident harm and wait to be signed."""
         self._sanctioned: set[int] = set()
-        """Members against whom such decisions were already made."""
+        """Members against whom such decisions have already been made."""
 
     @classmethod
     def of_policy(cls, policy: OrganiserPolicy) -> Self:
@@ -65,8 +65,8 @@ class Verdicts:
 
     @classmethod
     def of_run(cls, training: Training | None) -> Self:
-        """Return the verdicts of somebody who reads a run's decisions. Without the run's training section
-        only revocations and oversized work are certain."""
+        """Return the verdicts for a reader of a run's decisions. Without the manifest's training section only
+        revocations and oversized work are certain."""
         return cls(MembersEvidence.of(training) if training else MembersEvidence(), Guard())
 
     # -- what decisions tell -----------------------------------------------------------------------
@@ -117,8 +117,8 @@ class Verdicts:
         return not self._judged or self.evidence.trusts(member)
 
     def oversized(self, epoch: int, feeds: Iterable[int]) -> Oversized | None:
-        """Return the decision to sign before the seal of an epoch in which these feeds have oversized
-        scalars; None if none is needed."""
+        """Return the decision to sign before the seal of an epoch in which `feeds` have oversized scalars;
+        None if no decision is needed."""
         found = tuple(sorted(feeds)) if self._judged and epoch > self._published else ()
         return Oversized(epoch, found) if found else None
 
@@ -127,10 +127,10 @@ class Verdicts:
     ) -> tuple[Recount, ...]:
         """Return the skipped work that the next seal recounts.
 
-        This is the work that the judge recounts, and work of members with enough evidence, from epochs whose
+        This is the work that the judge recounts, and work of members with enough evidence from epochs whose
         rate was at most `rate`. `last`: the run is about to end, and less evidence is enough. Work stays
-        skipped where the member may have been revoked when it was made, where it would evidently do harm,
-        where the guard has taken it back, and where its author often makes oversized work.
+        skipped if it may have been made after its member was revoked, if it would evidently do harm, if the
+        guard has taken it back, or if its member often makes oversized work.
         """
         found = [recount for recount in sorted(judgement.recounted) if run_state.is_skipped(recount)]
         known = self.evidence.members.items() if self._judged else ()
@@ -138,7 +138,7 @@ class Verdicts:
         never = self.evidence.outliers | judgement.recounted | (set() if last else self._oversized)
         for number in sorted(trusted):
             if self._too_large[number] > OFTEN * (NEWCOMER + run_state.epochs_of(number)):
-                continue  # that is no accident
+                continue  # too often to be an accident
             revoked = run_state.members[number].revoked if number < len(run_state.members) else 0
             found += [
                 one

@@ -1,6 +1,6 @@
 """The node as its organiser reads it: decisions and peers from the machine, updates from the log.
 
-Synchronous, and changes nothing.
+All methods are synchronous and change nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Boundary(NamedTuple):
     """Sum of the squared scalars since the previous boundary. An update adds at most the square of its
     label's limit."""
     zeros: int = 0
-    """Number of updates since the previous boundary that change nothing."""
+    """Number of updates since the previous boundary that do not change the weights."""
     unit: int = UNIT_ONE
-    """Unit of their scalars, in units of 2^-16 of scalar_delta (SPEC U11)."""
+    """Unit of the scalars since the previous boundary, in units of 2^-16 of scalar_delta (SPEC U11)."""
 
 
 class Log(Protocol):
@@ -60,11 +60,12 @@ class View:
 
     @property
     def run_state(self) -> RunState:
-        """State of the run by the control feed."""
+        """State of the run according to the control feed."""
         return self._organised.run_state
 
     def leads(self, now: float) -> bool:
-        """Return whether this node organises and more than half of the stand-ins have answered it of late."""
+        """Return whether this node organises, and more than half of the stand-ins have answered it
+        recently."""
         return self._organised.control.elections.leads(now)
 
     def feeds(self) -> list[Feed]:
@@ -72,7 +73,7 @@ class View:
         return [state.feed for state in self._machine.frontier]
 
     def state(self, feed: Feed) -> FeedState:
-        """Return how much of a feed is held, and where it is forked."""
+        """Return how much of a feed is held, and at which step it is forked."""
         return self._machine.frontier.state(feed)
 
     def chain(self, feed: Feed, step: int) -> bytes:
@@ -80,18 +81,18 @@ class View:
         return self._log.past(feed, step)[0]
 
     def boundary(self, feed: Feed, step: int) -> Boundary:
-        """Return the boundary at a step, without the sums of the updates before it."""
+        """Return the boundary at a step, without sums over the updates before it."""
         return Boundary(step, self._log.label(feed, step)[0], self.chain(feed, step))
 
     def boundaries(self, feed: Feed, first: int) -> Iterator[Boundary]:
-        """Yield the boundaries of held updates above step `first`: the ends of segments and of labels within
-        them, and the stops of closes."""
+        """Yield the boundaries of held updates above step `first`: the ends of segments, the ends of labels
+        within segments, and the steps at which closes stop."""
         run_state, step, stop = self.run_state, first, self.state(feed).next
         chain, number = self.chain(feed, first), run_state.number(feed)
         named_stops = [] if number is None else [one.stop for one in run_state.named_stops(number, first)]
         while step < stop:
             segment = self._log.read(feed, step, self._machine.run.form.segment_updates)
-            assert segment is not None  # what the frontier says is on disk
+            assert segment is not None  # the disk has all updates up to the frontier
             for part in first_updates(segment.parts, stop - step):
                 last = step + len(part.scalars)
                 for end in (*(at for at in named_stops if step < at < last), last):
@@ -110,7 +111,8 @@ class View:
         return {link.peer: link.control.theirs.stop for link in links if link.control.theirs}
 
     def shown(self, feeds: Iterable[Feed]) -> dict[Feed, int]:
-        """Return, for each of these feeds, how many of its held updates some peer is known to hold, too."""
+        """Return for each of these feeds the number of its held updates that some peer is known to hold,
+        too."""
         frontier = self._machine.frontier
         links = [link for link in self._machine.links.values() if link.greeted]
         if any(link.agreed and link.known == frontier.known for link in links):

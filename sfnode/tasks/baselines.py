@@ -1,7 +1,7 @@
-"""Baselines of a table without any model: the commonest label, and TF-IDF with logistic regression.
+"""Baselines that need no pretrained model: the commonest label, and TF-IDF with logistic regression.
 
-Somebody with all rows in one place would begin with these, so they stand beside what a run has learnt. This
-module knows rows and classes; it knows no model.
+Somebody with all rows in one place would begin with these baselines. Reports therefore show them beside a
+run's results. This module knows rows and classes; it knows no model.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ COMMONEST, TF_IDF = "the commonest label", "TF-IDF with logistic regression"
 """Names of the baselines, for people."""
 
 MOST_ROWS = 8192
-"""Maximum number of rows to which a baseline is fitted. That takes a few seconds."""
+"""Maximum number of rows to which a baseline is fitted. Fitting to this many takes a few seconds."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
-"""Inverse L2 penalties that are tried (scikit-learn's C). Every fifth row validates them."""
+"""Inverse L2 penalties that are tried (scikit-learn's C). The one with the least loss on every fifth row is
+taken."""
 
 FOLD = 5
 
@@ -36,8 +37,8 @@ I64 = NDArray[np.int64]
 
 
 def measured(task: Task, train: Sequence[Row], test: Sequence[Row]) -> tuple[BaselineEvaluation, ...]:
-    """Return the results of the baselines on `test` rows, fitted to others: the commonest label, and TF-IDF
-    if scikit-learn is installed. Empty for a task without labels, and without rows."""
+    """Return the results on `test` rows of the baselines fitted to `train` rows: the commonest label, and
+    TF-IDF if scikit-learn is installed. Empty if the task has no labels or there are no rows."""
     if not (task.labelled and train and test):
         return ()
     train = train[:MOST_ROWS]
@@ -59,7 +60,7 @@ def is_installed() -> bool:
 
 
 def _tf_idf(train: list[str], labels: I64, test: list[str], classes: int) -> F64:
-    """Return the probability of each class, (len(test), classes)."""
+    """Return the probability of each class for each test text, (len(test), classes)."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 

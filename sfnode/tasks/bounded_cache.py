@@ -1,7 +1,7 @@
 """Caches of values that are costly to compute. All caches of a process share one budget of memory.
 
-A tokenizer has a cache of examples, and a model with a cut has one of states. A process may have several of
-both.
+A tokenizer has a cache of examples. A model that trains only its last layers has a cache of the states before
+them. A process may have several caches of both kinds.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 BUDGET = 512 << 20
-"""Maximum size of all caches, in bytes. States of a text before a head of width 576 take 2.8 KB, tokens of a
-row of SST-2 about 1 KB. A machine of 8 GiB has that to spare."""
+"""Maximum size of all caches, in bytes. The state of a text before a head of width 576 takes 2.8 KB; the
+tokens of a row of SST-2 take about 1 KB. A machine with 8 GiB can spare BUDGET."""
 
 ENTRY_BYTES = 512
-"""Bytes of an entry's objects beyond its data: key, tuple, dictionary entry and a tensor's head. Measured
-with 40,000 entries."""
+"""Bytes of an entry beyond its data: key, tuple, dictionary entry and a tensor's header. Measured with 40,000
+entries."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Values by key. The oldest values make room. Any thread may call any method."""
+    """Values by key, of which `make_room` removes the oldest. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         """Values with their sizes in bytes."""
         self.bytes = 0
-        """Size of all entries with their objects."""
+        """Size of all entries, with ENTRY_BYTES for each."""
         with _lock:
             _caches.add(self)
 
@@ -54,7 +54,7 @@ class BoundedCache(Generic[K, V]):
 
     def make_room(self) -> None:
         """Remove the oldest entries while all caches together exceed BUDGET and this cache exceeds an equal
-        share."""
+        share of it."""
         with _lock:
             share, total = BUDGET // len(_caches), sum(cache.bytes for cache in _caches)
             while self.bytes > share and total > BUDGET:

@@ -1,8 +1,9 @@
-"""The prior of a model over a task's answers, and with it the control beside every learning figure.
+"""The prior of a model over a task's answers. The calibrated base model, from whose scores it is subtracted,
+is the control beside the result of every run.
 
-A base model that leans towards one answer improves by losing that leaning alone. That takes neither labels
-nor training (contextual calibration, Zhao et al. 2021, arXiv 2102.09690, with unlabelled rows in place of
-inputs without content). This module knows scores; it knows no model.
+A base model that leans towards one answer improves if only this leaning is removed, without labels or
+training (contextual calibration, Zhao et al. 2021, arXiv 2102.09690, with unlabelled rows in place of inputs
+without content). This module knows scores; it knows no model.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, prior_of
 from sfnode.tasks.prompts import Row, unanswered
 
 CALIBRATION_ROWS = 512
-"""Number of unlabelled rows on which a prior is measured. Its standard error is then below 0.1 nats if scores
-vary by 2 from row to row. Leanings that matter are half a nat or more."""
+"""Number of unlabelled rows on which a prior is measured. Its standard error is then below 0.1 nats if the
+scores of rows have a standard deviation of 2 nats. Leanings that matter are 0.5 nats or more."""
 
 
 def for_manifest(prior: Prior) -> tuple[int, ...]:
-    """Return a prior in the manifest's form: in units of 2^-16 nats, rounded. The largest entry is 0, since a
-    constant for all answers changes nothing."""
+    """Return a prior in the manifest's form: in units of 2^-16 nats, rounded. It is shifted so that the
+    largest entry is 0; a constant for all answers changes nothing."""
     return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
 
 
 def mean_score(scores: Tensor) -> Tensor:
     """Return the mean score of each answer, (K,), from the scores of all rows, (n, K).
 
-    Normalising the log-probabilities over the K answers would change all means by the same number, and so
-    neither a probability nor a choice.
+    Scores need not be normalised over the K answers first. That would change all means by the same number,
+    and so neither a probability nor a choice.
     """
     return scores.mean(0)
 
@@ -44,8 +45,8 @@ def mean_probability(scores: Tensor) -> Tensor:
     """Return the logarithm of each answer's mean probability among the K answers, (K,), from the scores of
     all rows (SPEC T7).
 
-    With such a prior, training begins where all answers are equally likely on average. With the mean score,
-    rows with a sure answer would have steep gradients, few as they are (docs/research-log.md).
+    With this prior, training begins where all answers are equally likely on average. With `mean_score`
+    instead, the few rows on which the model is sure would have steep gradients (docs/research-log.md).
     """
     return scores.log_softmax(1).logsumexp(0) - math.log(len(scores))
 
@@ -58,9 +59,9 @@ def prior(
     batch_size: int,
     average: Callable[[Tensor], Tensor] = mean_score,
 ) -> Prior:
-    """Return the prior over `rows`, (K,) float64, without looking at their labels.
+    """Return the prior, (K,) float64: the `average` of the scores of `rows`, whose labels are not used.
 
-    Raises UserError BAD_OPTION for a task whose answers differ from row to row, or without rows.
+    Raises UserError BAD_OPTION if the task's answers differ from row to row, or if there are no rows.
     """
     if not task.labelled or not rows:
         raise UserError(
@@ -81,8 +82,8 @@ def prior(
 def measure(
     task: Task, tokenizer: Any, rows: Sequence[Row], public: Sequence[Row], forward: Forward, batch_size: int
 ) -> Evaluation:
-    """Measure a model on `rows`. With a centred loss its prior over `public` rows is subtracted from scores,
-    with a calibrated loss the manifest's prior, with a plain loss none."""
+    """Measure a model on `rows`. A prior is subtracted from the scores: for a centred loss the model's prior
+    over `public` rows, for a calibrated loss the manifest's prior, for a plain loss none."""
     leaning = prior(task, tokenizer, public, forward, batch_size) if task.loss == "centred" else None
     if task.loss == "calibrated":
         leaning = prior_of(task)

@@ -1,7 +1,8 @@
-"""Conversations as tokens, and the places of the assistant's tokens in the text that a chat template makes.
+"""Conversations as tokens, and the positions of the assistant's tokens among them.
 
-Templates do not say where a turn begins or ends. Its place is found by rendering the conversation up to it
-and comparing. This module knows tokenizers; it knows no task, no tensor and no model.
+Templates do not say where a turn begins or ends. The position of a turn is found by rendering the
+conversation up to it and comparing the result with the whole text. This module knows tokenizers; it knows no
+task, no tensor and no model.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import encode_with_places
 
 SECONDS = 5.0
-"""Maximum processor time of one rendering, in seconds: thousands of times what templates take, and
-independent of other load."""
+"""Maximum processor time of one rendering, in seconds: thousands of times what templates take. Processor time
+does not depend on the machine's other load."""
 
 MEMORY = 1 << 30
-"""Maximum memory of the rendering process, in bytes: a hundred times what the longest conversations take."""
+"""Maximum memory of the rendering process, in bytes: a hundred times what the longest conversations need."""
 
 PROGRAM = "sfnode.tasks.template_process"
 
@@ -32,7 +33,7 @@ PROCESS = BoundedProcess(PROGRAM, SECONDS, MEMORY)
 
 
 class TemplateRefusal(Exception):  # noqa: N818 (an answer, not a fault)
-    """Error of a template that cannot be read, or that refuses the conversation. Its text is the reason."""
+    """Raised if a template cannot be read, or refuses the conversation. The error's text is the reason."""
 
 
 def render(template: str, variables: dict[str, Any], process: BoundedProcess = PROCESS) -> str:
@@ -55,11 +56,11 @@ def render(template: str, variables: dict[str, Any], process: BoundedProcess = P
 
 
 PRIVATE = range(0xE000, 0xF900)
-"""Characters without meaning. One that does not occur in a text can stand for a message in it."""
+"""Unicode's characters for private use. One that does not occur in a text can stand for a message in it."""
 
 
 def tokenise(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[int]]:
-    """Return the tokens of a conversation, and the places of the assistant's tokens. Raises UserError
+    """Return the tokens of a conversation, and the indices of the assistant's tokens. Raises UserError
     MODEL_UNSUPPORTED, or DATA_MALFORMED if the template refuses.
 
     The template writes the special tokens, so the tokenizer adds none.
@@ -76,8 +77,8 @@ def tokenise(tokenizer: Any, conversation: Conversation) -> tuple[list[int], lis
 
 
 def prompt(tokenizer: Any, messages: Sequence[Message]) -> str:
-    """Return a conversation as the text before the assistant's next turn, without the token that begins every
-    text. Raises UserError as `tokenise`."""
+    """Return the text of a conversation up to the assistant's next turn, without the beginning-of-text token.
+    Raises UserError as `tokenise`."""
     require_template(tokenizer)
     return _rendered(tokenizer, messages, add_generation_prompt=True).removeprefix(tokenizer.bos_token or "")
 
@@ -103,10 +104,9 @@ def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[
     """Yield the beginning and end of each of the assistant's turns in the text. A turn includes the mark that
     ends it.
 
-    A turn that opens the conversation answers nobody and is left out. Some templates render earlier turns
-    differently if more follow: they leave reasoning out, or end the last turn with another mark. Then the
-    rendered beginnings are no prefixes of the whole text, and the remaining words of the message show its
-    place.
+    A turn that opens the conversation answers nobody and is left out. Some templates render a turn
+    differently if other turns follow: they leave its reasoning out, or end the last turn with another mark.
+    The conversation rendered up to the turn is then no prefix of the whole text. `_place` finds such a turn.
     """
     for number, message in enumerate(messages):
         if number and message.role == ASSISTANT:
@@ -121,11 +121,11 @@ def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[
 
 
 def _place(tokenizer: Any, messages: Sequence[Message], number: int, whole: str) -> tuple[int, int]:
-    """Return the place in the text where the remaining words of a message begin, and the place where the mark
-    after them ends.
+    """Return the position in the text where the words of a message begin that the template keeps, and the
+    position where the mark after them ends.
 
-    It is found by rendering the conversation with one character in the place of the message. Raises UserError
-    DATA_MALFORMED if that shows no place, or if no words remain.
+    The positions are found by rendering the conversation with one character instead of the message. Raises
+    UserError DATA_MALFORMED if that does not show them, or if the template keeps no words.
     """
     stand_in = next(letter for letter in map(chr, PRIVATE) if letter not in whole)
     instead = messages[number]._replace(content=stand_in)
@@ -155,7 +155,7 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_pro
     }
     try:
         return render(tokenizer.get_chat_template(), variables)
-    except (TemplateRefusal, ValueError) as error:  # ValueError: none of several templates is for chats
+    except (TemplateRefusal, ValueError) as error:  # ValueError: several templates, none for chats
         raise UserError(
             Code.DATA_MALFORMED,
             f"the model's chat template refuses the conversation {opening(messages)}: {error}",
@@ -164,5 +164,5 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_pro
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """Return the first words of a conversation, by which a user recognises it."""
+    """Return the first words of a conversation, so that a user can recognise it."""
     return f"that begins with {messages[0].content[:60]!r}"

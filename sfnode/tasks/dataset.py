@@ -1,8 +1,8 @@
 """Rows of data from files, from the Hugging Face hub or from the package: checked, filtered, selected, split.
 
-Every node that names the same source gets the same rows in the same order, because a mini-batch is a list of
-row numbers drawn from a seed. Errors in a row name the file and the line. `prompts` knows the meaning of a
-row. Code that comes with data is never run.
+Every node that names the same source gets the same rows in the same order. This is necessary because a
+mini-batch is a list of row numbers drawn from a seed. Errors in a row name the file and the line. `prompts`
+knows the meaning of a row. Code that comes with data is never run.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ from sfprotocol.seeds import derive_key, stream
 Row = row_files.Row
 
 HeldOut = Literal["test", "validation"]
-"""Kind of rows on which nobody trains: rows that test the model, or rows by which an organiser judges."""
+"""Kind of rows on which nobody trains: `test` rows measure the model, and an organiser judges with
+`validation` rows."""
 
 SHIPPED = Path(__file__).parent.parent / "embedded" / "rows"
 """Folder of the package with the rows of `builtin:NAME:SPLIT` (SPEC T1), which scripts/builtin_rows.py
 writes."""
 
 LEAST_OF_A_CLASS = 5
-"""Minimum rows of a class for a meaningful figure: with fewer, one row changes it by 20 points."""
+"""Minimum rows of a class for a meaningful result. With 5 rows each changes the class's accuracy by 20
+points."""
 
 SHOWN = 3
-"""Maximum number of bad rows that are shown."""
+"""Maximum number of bad rows that an error shows."""
 
 
 Examine = Callable[[Row, int, int], str]
-"""Returns a further fault of a row, given its number and the number of all rows; empty if it has none."""
+"""Function of (row, its number, number of all rows) that returns a further fault of the row; empty if it has
+none."""
 
 
 def unexamined(row: Row, number: int, total: int) -> str:
@@ -66,10 +69,11 @@ def load_rows(
 ) -> list[Row]:
     """Load the rows of a file, of `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT`.
 
-    Rows with fewer than `min_words` words (`prompts.word_count`) are left out. Of the rest `limit` rows (0:
-    all) are selected, the same ones on every node. With `skip_bad` rows that do not fit the task are left
-    out, and the log says so. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE, DISK_FULL, EXTRA_MISSING
-    without the necessary library, or DATA_MALFORMED with number and places of rows that do not fit.
+    Rows with fewer than `min_words` words (`prompts.word_count`) are left out. Of the others `limit` rows (0:
+    all) are selected, the same ones on every node. With `skip_bad`, rows that do not fit the task are left
+    out, and the log says so. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE or DISK_FULL, EXTRA_MISSING if a
+    necessary library is missing, or DATA_MALFORMED with the number and the first places of rows that do not
+    fit.
     """
     rows, bad = sift(source, patiently(lambda: list(read(source, layout))), task, examine)
     if not skip_bad:
@@ -84,8 +88,8 @@ def load_rows(
 
 
 def own_rows(source: str, task: Task, *, min_words: int = 0, skip_bad: bool = False) -> list[Row]:
-    """Load the rows of a file that only its owner reads, in whatever layout a program has written it;
-    otherwise as `load_rows`."""
+    """Load rows as `load_rows`, but of a file that only this machine's owner uses. Its layout may be guessed
+    (`row_files.layout`)."""
     layout = row_files.layout(source)
     return load_rows(source, task, min_words=min_words, skip_bad=skip_bad, layout=layout)
 
@@ -101,10 +105,10 @@ class Bad:
     empty: int = 0
     """Number of bad rows that only lack a text or a label."""
     first: list[str] = field(default_factory=list)
-    """Places of the first bad rows, and their faults."""
+    """Places and faults of the first bad rows."""
 
     def note(self, place: str, wrong: str, *, empty: bool = False) -> None:
-        """Count a row, and its fault if it has one."""
+        """Count a row, and its fault `wrong` if that is not empty."""
         self.rows += 1
         self.count += bool(wrong)
         self.empty += empty
@@ -131,15 +135,16 @@ class Bad:
 
 
 def sifted(source: str, task: Task, examine: Examine = unexamined) -> tuple[list[Row], Bad]:
-    """Return the rows of a source that fit a task, and those that do not. Raises UserError as `load_rows`."""
+    """Return the rows of a source that fit a task, and a summary of the others. Raises UserError as
+    `load_rows`."""
     return sift(source, list(read(source)), task, examine)
 
 
 def sift(
     source: str, placed: Sequence[Placed], task: Task, examine: Examine = unexamined
 ) -> tuple[list[Row], Bad]:
-    """Return the rows that fit a task, and those that do not. Raises UserError DATA_MALFORMED for a table
-    without the task's columns."""
+    """Return the rows that fit a task, and a summary of the others. Raises UserError DATA_MALFORMED for a
+    table without the task's columns."""
     rows, bad, names = [], Bad(source), dict[str, None]()
     for number, (place, row, wrong) in enumerate(placed):
         found = "" if wrong else prompts.problem(task, row) or ""
@@ -166,12 +171,13 @@ def require_columns(source: str, wanted: Iterable[str], names: Iterable[str]) ->
 
 @cache
 def _tell(what: str) -> None:
-    """Log a message about rows. Rows are read again and again, so the same message is logged once."""
+    """Log a message about rows. Rows are read again and again, so each message is logged only once."""
     log.warning("%s", paragraph(what))  # escapes the text, as only `set_up_logging` would otherwise
 
 
 def rows_of(source: str, most: int) -> list[Row]:
-    """Return the first `most` rows of a source, without a task. Raises UserError as `load_rows` does."""
+    """Return the first `most` rows of a source, whether or not they fit a task. Raises UserError as
+    `load_rows`."""
     found = list(islice(read(source), most))
     if wrong := next((f"{one.place}: {one.wrong}" for one in found if one.wrong), None):
         raise malformed(wrong)
@@ -184,7 +190,8 @@ def training_rows(
     """Load the public training rows of a run, from which mini-batches are drawn (SPEC R8, R9).
 
     `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do,
-    DATA_NEEDED if the run has no public training data, DATA_MALFORMED if all rows are for validation.
+    DATA_NEEDED if the run has no public training data, and DATA_MALFORMED if all rows are held out for
+    validation.
     """
     if not data.train:
         raise needed(task)
@@ -207,7 +214,8 @@ def needed(task: Task) -> UserError:
 def held_out_rows(
     data: Data, task: Task, which: HeldOut, limit: int = 0, places: Places = NOWHERE
 ) -> list[Row]:
-    """Load `limit` of the rows on which every node measures the model. 0: the manifest's number of rows.
+    """Load `limit` of the held-out rows on which every node measures the model (0: as many as the manifest
+    says).
 
     `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do, and
     DATA_NEEDED if the run has no such rows.
@@ -245,8 +253,9 @@ def _split(
 def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     """Hold out about `count` rows, the same ones for everybody. Return the other rows and the held-out ones.
 
-    Each class has its share among them, and rows of equal text stay together. If that would hold out less
-    than half of `count`, because few texts differ, equal rows are separated.
+    Each class has the same share of the held-out rows as of all rows, and rows of equal text stay together.
+    If that would hold out less than half of `count` rows, because many texts are equal, rows of equal text
+    are separated.
     """
     texts = [prompts.text_of(task, row) for row in rows]
     held = _held(task, rows, count, texts)
@@ -257,8 +266,8 @@ def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], li
 
 
 def _held(task: Task, rows: Sequence[Row], count: int, keys: Iterable[Hashable]) -> set[int]:
-    """Return the numbers of up to `count` rows, of each class in proportion. Rows with the same key are all
-    in or all out."""
+    """Return the indices of up to `count` rows to hold out, of each class in proportion. Rows with the same
+    key are either all held out or all kept."""
     alike: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         alike.setdefault(key, []).append(index)
@@ -294,15 +303,15 @@ def shared(task: Task, rows: Sequence[Row], held: Sequence[Row]) -> int:
 
 
 def rare(task: Task, rows: Sequence[Row]) -> dict[str, int]:
-    """Return the number of rows of each class that has fewer than LEAST_OF_A_CLASS, keyed by class."""
+    """Return the classes that have fewer than LEAST_OF_A_CLASS rows, with their numbers of rows."""
     found = Counter(prompts.class_name(task, row) for row in rows)
     counts = {name: found[prompts.label(name)] for name in task.verbalizer if task.labelled}
     return {name: one for name, one in counts.items() if one < LEAST_OF_A_CLASS}
 
 
 def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
-    """Return part `index` of `of` (0-based): every of-th row, so that a file sorted by label splits
-    evenly."""
+    """Return part `index` (0-based) of `of` parts. A part is every `of`-th row, so that each part of a file
+    sorted by label has all labels."""
     if not 0 <= index < of:
         raise UserError(
             Code.BAD_OPTION,
@@ -315,16 +324,16 @@ def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
 
 
 def select(rows: list[Row], limit: int) -> list[Row]:
-    """Return `limit` rows (0: all) in their old order, the same ones on every node (SPEC R9)."""
+    """Return `limit` of the rows (0: all) in their old order, the same ones on every node (SPEC R9)."""
     if not limit or limit >= len(rows):
         return rows
     return [rows[index] for index in sorted(_smallest(b"sfnode row selection", len(rows), limit))]
 
 
 def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
-    """Return the indices of the rows with the `count` smallest values in the random stream of this
-    purpose."""
-    values = stream(derive_key(purpose), 0, rows)  # no two are equal
+    """Return the indices of `count` of the rows: those with the smallest values in the random stream for
+    `purpose`."""
+    values = stream(derive_key(purpose), 0, rows)  # no two values are equal
     found: list[int] = np.argsort(values)[:count].tolist()
     return found
 
@@ -339,6 +348,6 @@ def read(source: str, layout: TextForm = row_files.PLAIN) -> Iterator[Placed]:
 
 def _shipped(source: str, rest: str) -> Iterator[Placed]:
     file = SHIPPED / f"{rest.replace(':', '-')}.jsonl"
-    if file not in SHIPPED.iterdir():  # a name comes from others
+    if file not in SHIPPED.iterdir():  # the name comes from other people
         raise UserError(Code.DATA_NOT_FOUND, f"no data called {source} come with sfnode", row_files.FORMS)
     return row_files.numbered(source, (one.row for one in row_files.read(str(file))))

@@ -26,19 +26,19 @@ from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example
 
 LONG_ANSWER = 32
-"""Threshold of the mean tokens of an answer. Above it no model is expected to write exactly the right answer,
-and the metric is the answer's likelihood, as for conversations."""
+"""Mean number of tokens of an answer above which the metric is the answer's likelihood, as for conversations.
+No model is expected to write such a long answer exactly."""
 
 Prior = NDArray[np.float64]
-"""Score of each answer, (K,), independent of the row (`calibration.prior`)."""
+"""Score of each answer, (K,), that does not depend on the row (`calibration.prior`)."""
 
 
 @dataclass(frozen=True)
 class Encoded:
     """A batch of B examples as S sequences of at most T tokens, padded on the right; all tensors on the CPU.
 
-    Candidates of one example that differ only after a common beginning share its sequence: in a causal model
-    later tokens do not affect earlier ones.
+    A candidate that without its last token is the beginning of another candidate of the same example shares
+    the other's sequence: in a causal model later tokens do not affect earlier ones.
     """
 
     input_ids: Tensor
@@ -46,31 +46,33 @@ class Encoded:
     attention_mask: Tensor
     """(S, T) int64, 0 on padding."""
     token_type_ids: Tensor
-    """(S, T) int64, the index of the text of a pair that each token belongs to, for models that tell them
-    apart. 0 on padding, and everywhere if the tokenizer does not show it."""
+    """(S, T) int64, the index (0 or 1) of each token's text in a pair of texts, for models that distinguish
+    the two. 0 on padding, and everywhere if the tokenizer does not return it."""
     sequences: Tensor
     """(P,) int64, the sequence whose output predicts each target."""
     columns: Tensor
-    """(P,) int64, the column that predicts the target; 0 if a model has one output a sequence."""
+    """(P,) int64, the column whose output predicts each target; 0 if a model has one output for each
+    sequence."""
     targets: Tensor
-    """(P,) int64, the token (or class) predicted at each position."""
+    """(P,) int64, the token (or class) to predict at each position."""
     slots: Tensor
     """(P,) int64, flat indices into (B, K): the candidate that each target belongs to."""
     tokens: Tensor
-    """(B, K) float32, the number of targets of each candidate; 0 where an example has fewer candidates."""
+    """(B, K) float32, the number of targets of each candidate; 0 where an example has fewer than K
+    candidates."""
     right: Tensor
-    """(B, K) bool, the correct candidates."""
+    """(B, K) bool, whether each candidate is correct."""
     contrastive: bool
-    """Whether the loss compares the candidates. Otherwise it is the loss of the correct candidate's
-    tokens."""
+    """Whether the loss compares the candidates. Otherwise it is the loss of the correct candidate's tokens
+    alone."""
     centred: bool
-    """Whether the loss subtracts from scores their means over all examples (SPEC T5)."""
+    """Whether the loss subtracts from each candidate's scores their mean over all examples (SPEC T5)."""
     prior: Prior | None
-    """(K,) that the loss subtracts from scores, if the manifest has a prior for it."""
+    """(K,), which a calibrated loss subtracts from the scores; None for other losses."""
     references: int
     """Number of examples without a label, and so without a loss. They come last."""
     weights: Tensor | None = None
-    """(B,) float32, factors of the losses; None: 1."""
+    """(B,) float32, factors of the examples' losses; None if all are 1."""
 
     @property
     def examples(self) -> int:
@@ -78,19 +80,19 @@ class Encoded:
         return self.right.shape[0]
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the number of tokens of each example, in all its sequences, (B,)."""
+        """Return the number of tokens of each example, summed over its sequences, (B,)."""
         tokens = self.attention_mask.sum(1).numpy()
         return np.bincount(self.owners(), tokens, minlength=self.examples).astype(np.int64)
 
     def owners(self) -> NDArray[np.int64]:
-        """Return the example of each sequence, (S,)."""
+        """Return the index of the example to which each sequence belongs, (S,)."""
         found = np.zeros(len(self.input_ids), np.int64)
         found[self.sequences.numpy()] = self.slots.numpy() // self.tokens.shape[1]
         return found
 
     def part(self, rows: Sequence[int]) -> Encoded:
-        """Return the examples with these numbers, padded no wider than necessary. The batch must have neither
-        references nor a loss that compares examples."""
+        """Return a batch of the examples with these indices, padded no wider than necessary. The batch itself
+        must have no references and no loss that compares examples."""
         options, numbers = self.tokens.shape[1], torch.tensor(rows)
         place = torch.full((self.examples,), -1).index_copy_(0, numbers, torch.arange(len(rows)))
         of_target = place[self.slots // options]
@@ -112,9 +114,11 @@ class Encoded:
         )
 
     def scores(self, log_probs: Tensor, prior: Prior | None = None) -> Tensor:
-        """Return each candidate's mean log-probability a token, (B, K) float32; -inf for a missing candidate.
+        """Return each candidate's mean log-probability per token, (B, K) float32; -inf for a missing
+        candidate.
 
-        `log_probs`: (P,) float32, one for each target. `prior` (`calibration.prior`) is subtracted.
+        `log_probs`: (P,) float32, one for each target. `prior`: subtracted from the scores
+        (`calibration.prior`).
         """
         tokens = self.tokens.to(log_probs.device)  # (B, K)
         sums = log_probs.new_zeros(tokens.numel())
@@ -126,8 +130,8 @@ class Encoded:
         """Return the loss of each example with a label, (B - references,) float32, from the log-probability
         of each target, (P,).
 
-        Contrastive: the cross-entropy over the candidates' scores. Otherwise minus the mean log-probability
-        of the tokens of the first correct answer. `prior`: as for `scores`.
+        If `contrastive`, the loss is the cross-entropy over the candidates' scores. Otherwise it is minus the
+        mean log-probability of the tokens of the first correct answer. `prior`: as for `scores`.
         """
         scores = self.scores(log_probs, self.prior if prior is None else prior)  # (B, K)
         if self.centred:
@@ -145,7 +149,7 @@ class Scored(NamedTuple):
     log_probs: Tensor
     """(P,) float32, the log-probability of each target at its position."""
     greedy: Tensor
-    """(P,) bool, whether the target is the likeliest token there."""
+    """(P,) bool, whether the target is the likeliest token at its position."""
 
 
 ScoredBatch = tuple[Encoded, Scored]
@@ -153,14 +157,14 @@ ScoredBatch = tuple[Encoded, Scored]
 
 
 Forward = Callable[[Encoded], Scored]
-"""Runs a model on a batch."""
+"""Function that runs a model on a batch."""
 
 
 class _Answers(NamedTuple):
-    """A model's answers to some rows, all (B,) on the CPU."""
+    """A model's answers to some rows. All tensors are (B,) on the CPU."""
 
     losses: Tensor
-    """float64."""
+    """float64, the loss of each row."""
     tokens: Tensor
     """float64, the number of targets of the first correct answer."""
     chosen: Tensor
@@ -182,8 +186,8 @@ def encode(
     """Encode rows as tensors for training. Raises UserError DATA_MALFORMED if a target does not fit
     max_tokens, BAD_OPTION for rows without answers.
 
-    Training on a `choice` task needs only the first correct candidate, as in MeZO; `every_candidate` encodes
-    all, for scoring. A centred loss compares the rows and the `references`.
+    Training on a `choice` task needs only the first correct candidate, as in MeZO. With `every_candidate` all
+    are encoded, for scoring. `references` are rows without labels that a centred loss also averages over.
     """
     if task.kind == "reward":
         raise UserError(
@@ -213,12 +217,13 @@ class WrittenAnswer(NamedTuple):
     prompt: Sequence[int]
     answer: Sequence[int]
     given: int
-    """Number of the answer's first tokens that are no targets. At least one token must be a target."""
+    """Number of tokens at the answer's beginning that are no targets. At least one token must be a target."""
     weight: float
 
 
 def encode_written(written: Sequence[WrittenAnswer]) -> Encoded:
-    """Encode answers. Their loss is minus the log-probability of all their targets, times their weight."""
+    """Encode answers. The loss of an answer is minus the log-probability of all its targets, times its
+    weight."""
     examples = []
     for prompt, answer, given, _ in written:
         fed = np.array([*prompt, *answer[:-1]], np.int32)  # the last token predicts nothing
@@ -236,7 +241,7 @@ def evaluate(
     batch_size: int,
     prior: Prior | None = None,
 ) -> EvaluationOfRows:
-    """Measure a model on some rows. `forward` runs it on `batch_size` rows at a time. `prior` as for
+    """Measure a model on some rows. `forward` runs it on `batch_size` rows at a time. `prior`: as for
     `measure`."""
     return measure(task, scored_batches(task, tokenizer, rows, forward, batch_size), prior)
 
@@ -244,13 +249,13 @@ def evaluate(
 def scored_batches(
     task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int
 ) -> Iterator[ScoredBatch]:
-    """Yield rows as `batches` does, each batch with its scores by `forward`."""
+    """Yield rows as `batches` does, each batch with the scores that `forward` returns for it."""
     for encoded in batches(task, tokenizer, rows, batch_size):
         yield encoded, forward(encoded)
 
 
 def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None) -> EvaluationOfRows:
-    """Measure a model by its scores on some rows.
+    """Return the evaluation of a model from its scores on some rows.
 
     `prior` is subtracted from the scores of every row's answers. All rows must have as many answers as the
     prior.
@@ -296,8 +301,8 @@ def _answers(task: Task, encoded: Encoded, scored: Scored, prior: Prior | None) 
 
 
 def _written(encoded: Encoded, scored: Scored) -> Tensor:
-    """Return which completions greedy decoding would write, (B,) bool: each token is the likeliest at its
-    place."""
+    """Return whether greedy decoding would write each completion, (B,) bool: whether each of its tokens is
+    the likeliest at its position."""
     wrong = (~scored.greedy.cpu()).float()  # (P,)
     return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0
 

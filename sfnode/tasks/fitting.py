@@ -1,8 +1,8 @@
-"""Rows that a model's tokenizer cannot encode. `init` looks for them before a run begins; a node leaves them
-out and reports it once.
+"""Rows that a model's tokenizer cannot encode. `init` looks for such rows before a run begins. A node leaves
+them out, and logs only the first one.
 
-Only encoding shows whether a row fits: a chat template refuses a conversation, or an answer has more tokens
-than a sequence may have (SPEC T3, T6). This module knows tokenizers; it knows no file and no model.
+Only encoding shows whether a row fits: a chat template may refuse a conversation, or an answer may have more
+tokens than a sequence may have (SPEC T3, T6). This module knows tokenizers; it knows no file and no model.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from sfnode.tasks.tokenization import example, prompt_ids
 R = TypeVar("R", bound=Row)
 
 UNFIT = (Code.DATA_MALFORMED, Code.MODEL_UNSAFE)
-"""Errors of a row that cannot be encoded: it is refused, cut short, or exceeds a bound."""
+"""Codes of errors for a row that cannot be encoded: it is refused, is too long, or exceeds a bound."""
 
 BROKEN = 3
-"""Maximum number of rows that may exceed a bound before the model counts as the cause: each takes seconds."""
+"""Maximum number of rows that exceed a bound and are left out. If there are more, the model is taken for the
+cause. Each such row takes seconds."""
 
 SECONDS = 60.0
 """Maximum time in seconds for which `init` encodes rows: enough for 250,000 short texts, or 20,000
@@ -33,7 +34,7 @@ conversations of four answers, on one core."""
 
 
 class Fitting:
-    """Finds the rows that can be encoded, and leaves others out. Any thread may ask."""
+    """Finds the rows that can be encoded, and leaves others out. Any thread may call any method."""
 
     def __init__(self, task: Task, tokenizer: Any) -> None:
         self.task, self.tokenizer = task, tokenizer
@@ -77,14 +78,14 @@ class Fitting:
         return found
 
     def none_fits(self) -> UserError:
-        """Return the error for rows that all do not fit: the error of the last one."""
+        """Return the error to raise if no row fits: the error of the last row."""
         assert self._last is not None, "no row was left out"
         return self._last
 
 
 class RowExamination:
-    """Returns the reason why a row cannot be encoded, as long as there is time. Equal rows are encoded
-    once."""
+    """Function that returns the reason why a row cannot be encoded. It encodes rows for SECONDS at most, and
+    equal rows once."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class RowExamination:
         advance: Callable[[int, int], None] = lambda done, total: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`advance` is called with the number of encoded rows, and of all."""
+        """`advance` is called with the number of the row that was encoded, and the number of all rows."""
         self.fitting, self._advance, self._clock = fitting, advance, clock
         self._ends = clock() + SECONDS
         self._known: dict[RowText, str] = {}
@@ -100,13 +101,13 @@ class RowExamination:
 
     @property
     def unread(self) -> int:
-        """Number of different rows for which there was no time."""
+        """Number of distinct rows for which there was no time."""
         return len(self._unread)
 
     def __call__(self, row: Row, number: int, total: int) -> str:
         """Return the reason why row `number` cannot be encoded; empty if it can, or if there was no time.
-        Raises as `Fitting.problem`, and MODEL_UNSAFE if no earlier row could be encoded, which is the model's
-        fault."""
+        Raises as `Fitting.problem`. Raises MODEL_UNSAFE, too, if it exceeds a bound and no earlier row could
+        be encoded: the model is the cause."""
         words = render_row(self.fitting.task, row)
         if words not in self._known:
             if self._clock() >= self._ends:

@@ -1,9 +1,8 @@
-"""Rows of a data set on the hub: Parquet, CSV and JSON files of one commit, read by this program's own
-readers.
+"""Rows of a data set on the hub: Parquet, CSV and JSON files of one commit, read with `row_files`.
 
-A name on the hub comes from others. Only the hub's interface gets it. It is never taken for a path on this
-machine or for a program that reads data. Files are chosen by their names. Their sizes are checked before
-anything is downloaded.
+The name of a data set comes from other people. It is passed to the hub's API alone. It is never taken for a
+path on this machine, or for a program that reads data. Files are chosen by their names. Their sizes are
+checked before anything is downloaded.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from sfnode.tasks.row_files import Placed
 from sfprotocol.model_listing import MAX_DATA
 
 DATASET = "dataset"
-"""The hub's word for a repository with data."""
+"""Type of a repository with data, as the hub's API calls it."""
 
 KINDS = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
-"""Endings of the names of files with rows. If a split has several kinds of files, the first kind is read."""
+"""File name endings of files with rows. If a split has files of several kinds, those of the first kind in
+this list are read."""
 
 CONVERTED = "refs/convert/parquet"
 """Branch in which the hub keeps every data set as Parquet files, CONFIG/SPLIT/NUMBER.parquet."""
@@ -33,10 +33,10 @@ CONVERTED = "refs/convert/parquet"
 PATTERNS = tuple(f"*{kind}" for kind in KINDS)
 
 _SPLITS = ("train", "validation", "valid", "dev", "test", "unlabeled", "unsupervised")
-"""Names of splits. A file whose name has none belongs to `train`, as is usual on the hub."""
+"""Names of splits. A file whose name has none of these words belongs to `train`, as is usual on the hub."""
 
 _OF = re.compile(r"-([0-9]{5})-of-([0-9]{5})")
-"""Pattern for the number of a split's file, and the number of all."""
+"""Pattern for the index of a split's file, and the number of all the split's files."""
 
 _SOUND = re.compile(r"[\w.+@=,() -]+(/[\w.+@=,() -]+)*")
 
@@ -62,8 +62,8 @@ def read(source: str) -> Iterator[Placed]:
 
 
 def pinned(source: str) -> str:
-    """Return a source with its current commit, so that all nodes read the same rows. It is unchanged if it
-    has a commit, if it is not on the hub, or if the hub does not answer. Asks the hub."""
+    """Return a source with its current commit added, so that all nodes read the same rows. Asks the hub. The
+    source is unchanged if it has a commit, if it is not on the hub, or if the hub does not answer."""
     wanted = hub_rows(source)
     if wanted is None or wanted.commit or hub.unreachable():
         return source
@@ -75,7 +75,7 @@ def pinned(source: str) -> str:
 
 
 def _fetch(source: str, wanted: HubRows) -> list[Path]:
-    """Return the files of a split, downloaded or from the cache. Raises the library's own errors."""
+    """Return the files of a split, downloaded or from the cache. Raises the hub library's errors."""
     if silent := hub.unreachable():
         for folder in _kept(wanted):
             names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))
@@ -89,15 +89,15 @@ def _fetch(source: str, wanted: HubRows) -> list[Path]:
 
 
 def _kept(wanted: HubRows) -> Iterator[Path]:
-    """Yield folders with downloaded files of a data set."""
+    """Yield the folders that have downloaded files of a data set."""
     for revision in _revisions(wanted):
-        with suppress(Exception):  # any error for missing files
+        with suppress(Exception):  # missing files raise various errors
             yield hub.kept(wanted.name, revision, PATTERNS, kind=DATASET)
 
 
 def _offered(wanted: HubRows) -> tuple[str, dict[str, int]]:
     """Return the revision that has a split, and the sizes of the split's files in bytes, keyed by name.
-    Raises ValueError if no revision has it, and the library's own errors."""
+    Raises ValueError if no revision has the split, and the hub library's errors."""
     for revision in _revisions(wanted):
         sizes = {file.name: file.size for file in hub.offered(wanted.name, revision, PATTERNS, DATASET)}
         if chosen := choose(sorted(sizes), wanted.config, wanted.split):
@@ -110,9 +110,10 @@ def _revisions(wanted: HubRows) -> tuple[str, ...]:
 
 
 def choose(names: Sequence[str], config: str, split: str) -> list[str]:
-    """Return the files of a split of a configuration, from the sorted names of a data set's files. Splits and
-    configurations are found by the names of folders and files, as the hub finds them. Raises ValueError if
-    some files are missing, or if no name contains their configuration."""
+    """Return the names of the files of a split of a configuration, chosen from the sorted names of a data
+    set's files. As on the hub, the names of folders and files tell the split and the configuration. Raises
+    ValueError if some of the split's files are missing, or if none of their names contains the
+    configuration."""
     sound = [name for name in names if _SOUND.fullmatch(name) and ".." not in name]
     of_config = [name for name in sound if not config or config in _words(name)]
     of_config = of_config or (sound if config == "default" else [])
@@ -127,7 +128,7 @@ def choose(names: Sequence[str], config: str, split: str) -> list[str]:
 
 
 def _label(name: str) -> str:
-    """Return the name of a file without its ending, and without its number among others."""
+    """Return the name of a file without its ending, and without its index (`_OF`)."""
     return _OF.sub("", PurePosixPath(name).stem)
 
 
@@ -137,7 +138,7 @@ def _words(name: str) -> list[str]:
 
 
 def _whole(names: list[str], config: str) -> list[str]:
-    """Return these names if they are all files of one split; otherwise raise ValueError."""
+    """Return the names if they are all the files of one split; otherwise raise ValueError."""
     folders = sorted({str(PurePosixPath(name).parent) for name in names})
     if not config and len(folders) > 1:
         raise ValueError(f"it has several configurations, such as {', '.join(folders[:5])}: name one")

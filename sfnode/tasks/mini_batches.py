@@ -1,6 +1,7 @@
-"""The rows on which a node measures, and the mini-batch that a seed draws from them (SPEC R8).
+"""The rows on which a node trains, and the mini-batch that a seed draws from them (SPEC R8).
 
-The daemon, the simulator and the baselines share it. It knows rows and the task's loss, and no model.
+The daemon, the simulator and the baselines share this module. It knows rows and the task's loss; it knows no
+model.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from sfnode.tasks.prompts import Row, unanswered
 from sfprotocol.seeds import balanced_rows, batch_rows, derive_key, stream
 
 CENTRED = "centred"
-"""Name of the loss whose mini-batches are balanced (SPEC T5)."""
+"""Name of the loss for which mini-batches are balanced between classes (SPEC T5)."""
 
 REFERENCES = 4
-"""Number of unlabelled rows that are added to a mini-batch of a shard of one class, as many as a usual
-mini-batch has. Fewer measure the prior badly, and more cost more than they bring (docs/research-log.md)."""
+"""Number of unlabelled rows that are added to a mini-batch if the shard has one class only. A usual
+mini-batch has 4 rows, too. Fewer unlabelled rows measure the prior badly, and more cost more than they help
+(docs/research-log.md)."""
 
 
 class Shard:
-    """The rows of one node, from which seeds draw mini-batches. Any thread may draw."""
+    """The rows of one node, from which seeds draw mini-batches. Any thread may draw from it."""
 
     def __init__(
         self,
@@ -41,11 +43,11 @@ class Shard:
         *,
         each_once: bool = False,
     ) -> None:
-        """`public` returns rows of all classes from the run's training data, without regard to labels. It is
-        called only for a shard of one class with a centred loss. With a `secret` nobody else can tell which
-        rows a seed draws. With `each_once` a mini-batch at least as large as the shard is all its rows. With
-        both, no mini-batch has a row twice, and rows that do not fit have no substitute. Raises UserError
-        DATA_NEEDED if public rows are needed and missing."""
+        """`public` returns rows of the run's training data, of all classes; their labels are not used. It is
+        called only if the loss is centred and the shard has one class. With a `secret`, nobody else can tell
+        which rows a seed draws. With `each_once`, a mini-batch at least as large as the shard consists of all
+        its rows. With both, no mini-batch has a row twice, and rows that do not fit are left out without a
+        substitute. Raises UserError DATA_NEEDED if public rows are needed and there are none."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._secret = rows, secret
         self._batch_size = min(batch_size, len(rows)) if each_once else batch_size
@@ -70,7 +72,7 @@ class Shard:
         return encode(self._task, self._tokenizer, *self.draw(seed))
 
     def draw(self, seed: int) -> tuple[list[Row], list[Row]]:
-        """Return the rows of the update with this seed, and the unlabelled rows that join them."""
+        """Return the rows of the update with this seed, and the unlabelled rows that are added to them."""
         seed = self._own(seed)
         references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
         return [self._fitting_row(row) for row in self._drawn(seed).tolist()], [
@@ -78,7 +80,7 @@ class Shard:
         ]
 
     def numbers(self, seed: int) -> NDArray[np.int64]:
-        """Return the numbers of the rows of the update with this seed, (batch_size,) at most."""
+        """Return the indices of the rows of the update with this seed, (batch_size,) or fewer."""
         return self._drawn(self._own(seed))
 
     def encoded(self, together: int) -> Iterator[Encoded]:
@@ -94,14 +96,14 @@ class Shard:
 
     @property
     def odds(self) -> tuple[int, int]:
-        """Number of rows that a mini-batch draws, and number of rows that it draws from, for the class whose
-        rows are drawn most often."""
+        """Number of rows that a mini-batch draws from one class, and the size of that class: the class whose
+        rows are drawn most often. Without balanced classes all rows are one class."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
         return -(-self._batch_size // len(sizes)), min(sizes)
 
     def _fitting_row(self, number: int) -> Row:
-        """Return the row of this number, or the next one that fits, of the same class if mini-batches are
-        balanced (SPEC T3). Raises UserError as `Fitting.of`."""
+        """Return the row with index `number` if it fits, else the next one that fits (SPEC T3). If
+        mini-batches are balanced, the next one is of the same class. Raises UserError as `Fitting.of`."""
         if not self._fits_at(number):
             everyone = np.arange(len(self._rows))
             pool = next((one for one in self._classes if number in one), everyone)
@@ -117,7 +119,7 @@ class Shard:
         return self._fits[number]
 
     def _own(self, seed: int) -> int:
-        """Return the seed by which this node draws. With a secret nobody else knows it."""
+        """Return the seed with which this node draws rows. With a secret nobody else knows this seed."""
         return derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:
@@ -142,6 +144,6 @@ class Shard:
 
 
 def _by_class(task: Task, rows: Sequence[Row]) -> list[NDArray[np.int64]]:
-    """Return the numbers of the rows of each class, in the verbalizer's order."""
+    """Return the indices of the rows of each class, in the verbalizer's order."""
     labels = np.array([prompts.class_of(task, row) for row in rows], np.int64)
     return [np.flatnonzero(labels == one) for one in range(len(task.verbalizer))]

@@ -1,8 +1,7 @@
-"""Ready-made tasks, listed in `presets.toml`: embedded ones, benchmarks of the literature with MeZO's
-published prompts, and tasks whose answers a program can check.
+"""Ready-made tasks, listed in `presets.toml`: tasks on data in the package, benchmarks of the literature with
+MeZO's published prompts, and tasks whose answers a program can check.
 
-A model with a classification head reads the bare texts instead of a prompt. The data stay on the Hugging Face
-hub; none are read here.
+A model with a classification head reads the bare texts instead of a prompt. This module reads no data.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ class Preset(NamedTuple):
     task: Task
     data: Data
     texts: str = ""
-    """Template for a model with a classification head; "" if such a model cannot do the task."""
+    """Template for models with a classification head; "" if such models cannot do the task."""
     called: Mapping[str, str] = MappingProxyType({})
-    """Names of columns in other copies of the data, keyed by their names here."""
+    """Names that columns have in other copies of the data, keyed by their names in the template."""
     model: str = ""
     """Base model that comes with the task; "" if none does."""
     training: Training | None = None
-    """Hyperparameters that suit that model; None if they must be found by trial."""
+    """Hyperparameters that suit `model`; None if they must be found by trial."""
 
 
 def preset(name: str) -> Preset:
-    """Return a preset by its name, whatever the case. Raises UserError BAD_OPTION."""
+    """Return the preset with this name; upper and lower case are equal. Raises UserError BAD_OPTION."""
     found = PRESETS.get(name.lower())
     if found is None:
         raise UserError(
@@ -51,12 +50,13 @@ def preset(name: str) -> Preset:
 
 
 def of_model(model: str) -> str | None:
-    """Return the name of the preset of a shipped model; None for another model."""
+    """Return the name of the preset that comes with a shipped model; None for any other model."""
     return next((name for name, found in PRESETS.items() if found.model == model), None)
 
 
 def for_columns(found: Preset, columns: Collection[str]) -> Preset:
-    """Return the preset for data with these columns: a copy in which some columns may have other names."""
+    """Return a copy of the preset for data with these columns, in which some columns may have other names
+    (`called`)."""
     task, texts = found.task, found.texts
     for usual, other in found.called.items():
         if usual not in columns and other in columns:
@@ -70,10 +70,10 @@ def _renamed(template: str, usual: str, other: str) -> str:
 
 
 def task_of(found: Preset, *, headed: bool, asking: bool = False) -> Task:
-    """Return the preset's task for a language model, or for a model `headed` by a classifier. `asking`: the
-    classifier is a language model (`templates.ASKING`).
+    """Return the preset's task for a language model, or with `headed` for a model with a classification head.
+    `asking`: the model under the head is a language model (`templates.ASKING`).
 
-    Raises UserError BAD_OPTION if a classifier cannot do it.
+    Raises UserError BAD_OPTION if a model with a head cannot do the task.
     """
     if not headed:
         return found.task
@@ -89,7 +89,7 @@ def task_of(found: Preset, *, headed: bool, asking: bool = False) -> Task:
 
 
 def _read(said: dict[str, Any]) -> Preset:
-    """Return a preset as `presets.toml` has it."""
+    """Return a preset from its table in `presets.toml`."""
     task, numbers = said["task"], said.get("training")
     if "verifier" in task:
         task |= {"kind": "reward", "temperature": TEMPERATURE, "verifier": VERIFIERS[task["verifier"]]}

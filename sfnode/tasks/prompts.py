@@ -1,7 +1,7 @@
 """Text from a row of data: a prompt and its candidate answers, a text to classify, or a conversation.
 
-The one place that reads the fields of a row as the manifest's task says. It knows nothing of tokens, tensors
-or files.
+Only this module reads the fields of a row as the manifest's task says. It knows nothing of tokens, tensors or
+files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sfnode.tasks import row_files, templates, verifying
 Row = Mapping[str, Any]
 
 ASSISTANT = "assistant"
-"""The role whose messages a model learns to write, by its name in chat templates."""
+"""Name in chat templates of the role whose messages a model learns to write."""
 
 
 STAND_IN = {"role": ASSISTANT, "content": "…"}
@@ -29,17 +29,17 @@ class Prompt(NamedTuple):
 
     prompt: str
     answers: tuple[str, ...]
-    """Candidates for the text after the prompt. There is one unless the task has several, and none if the
-    model writes its answer."""
+    """Candidates for the text after the prompt: several for a task with candidates, none if the model writes
+    its own answer, otherwise one."""
     right: tuple[int, ...]
     """Indices of the correct answers. Training uses the first one."""
 
 
 class LabelledTexts(NamedTuple):
-    """A row of a sequence classification."""
+    """A row of a sequence classification task."""
 
     texts: tuple[str, ...]
-    """One text, or the two on either side of the template's separator."""
+    """One text, or the two texts on either side of the template's separator."""
     classes: int
     right: int
     """Index of the row's class."""
@@ -81,9 +81,9 @@ def render_row(task: Task, row: Row) -> RowText:
 
 
 def fields(task: Task) -> tuple[str, ...]:
-    """Return the fields that a row must have, first the template's fields.
+    """Return the fields that a row must have, the template's fields first.
 
-    Raises UserError BAD_MANIFEST for a template that has none, or cannot be read.
+    Raises UserError BAD_MANIFEST for a template that has no fields or cannot be read.
     """
     if task.kind == "chat":
         return (task.messages_field,)
@@ -98,7 +98,7 @@ def fields(task: Task) -> tuple[str, ...]:
 
 
 def _worded(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row in the template."""
+    """Return the fields of a row that the template reads."""
     names = templates.fields(task.template)
     if task.kind == "sequence-classification":
         names = tuple(name for name in names if name != templates.SEPARATOR)
@@ -108,7 +108,8 @@ def _worded(task: Task) -> tuple[str, ...]:
 
 
 def _answered(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row in the completion, if there is one; for a choice with the candidate."""
+    """Return the fields of a row that the completion reads; empty without a completion. The completion of a
+    `choice` task must also read `candidate`, which is no field of a row."""
     names = templates.fields(task.completion) if task.completion else ()
     if task.kind != "choice":
         return names
@@ -118,7 +119,7 @@ def _answered(task: Task) -> tuple[str, ...]:
 
 
 def example(task: Task) -> dict[str, Any]:
-    """Return an example of a row, in which every text names its field."""
+    """Return an example of a row for error messages, in which every text names its field."""
     row: dict[str, Any] = {name: f"some {name}" for name in fields(task)}
     if task.kind == "chat":
         said = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": "an answer"}]
@@ -133,7 +134,8 @@ def example(task: Task) -> dict[str, Any]:
 
 
 def questions(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row that a model needs to answer it; for a conversation its messages."""
+    """Return the fields of a row that a model needs to answer it: a conversation's messages, or the fields of
+    the template and of candidates."""
     if task.kind == "chat":
         return (task.messages_field,)
     candidates = (*_answered(task), task.candidates_field) if task.kind == "choice" else ()
@@ -141,7 +143,7 @@ def questions(task: Task) -> tuple[str, ...]:
 
 
 def unanswered(task: Task, row: Row) -> Row:
-    """Return a row with a placeholder for the right answer, which may be missing."""
+    """Return a copy of a row with a placeholder for the right answer. The row need not have an answer."""
     if task.labelled:
         return {**row, task.label_field: next(iter(task.verbalizer))}
     if task.kind == "choice":
@@ -154,7 +156,7 @@ def unanswered(task: Task, row: Row) -> Row:
 
 
 def length(words: RowText) -> int:
-    """Return the number of characters of a row's longest sequence."""
+    """Return the number of characters of a row, with its longest answer."""
     if isinstance(words, Conversation):
         return sum(len(message.content) for message in words.messages)
     if isinstance(words, LabelledTexts):
@@ -163,8 +165,8 @@ def length(words: RowText) -> int:
 
 
 def text_of(task: Task, row: Row) -> tuple[str, ...]:
-    """Return the text of a row that a model reads. Rows are compared by it: white space and capital letters
-    do not count."""
+    """Return the text of a row that a model reads, for comparing rows: in lower case and with single
+    spaces."""
     words = render_row(task, unanswered(task, row))
     if isinstance(words, Conversation):
         texts: Iterable[str] = (message.content for message in words.messages)
@@ -176,7 +178,7 @@ def text_of(task: Task, row: Row) -> tuple[str, ...]:
 
 
 def class_name(task: Task, row: Row) -> str:
-    """Return the label of a row in the form in which labels are compared; empty if the task has none."""
+    """Return the label of a row in the form in which labels are compared; empty if the task has no labels."""
     return label(row[task.label_field]) if task.labelled else ""
 
 
@@ -206,18 +208,19 @@ def problem(task: Task, row: Row) -> str | None:
 
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0+")
-"""Pattern for a whole number as pandas writes it if some cells of its column are empty."""
+"""Pattern for a whole number with a fraction of 0, as pandas writes it if some cells of its column are
+empty."""
 
 
 def label(value: object) -> str:
-    """Return a label as the verbalizer writes it, the form in which labels are compared (SPEC T2). Booleans
-    are as in JSON; whole numbers have no fraction."""
+    """Return a label in the form in which labels are compared, that of the verbalizer (SPEC T2). Booleans are
+    written as in JSON, and whole numbers without a fraction."""
     text = str(value).lower() if isinstance(value, bool) else composed(str(value).strip())
     return whole[1] if (whole := _WHOLE.fullmatch(text)) else text
 
 
 def class_of(task: Task, row: Row) -> int:
-    """Return the class of a labelled task's row, as its index in the verbalizer."""
+    """Return the class of a row of a labelled task, as an index into the verbalizer."""
     found = _class(task, row)
     assert found is not None, "`problem` has not looked at this row"
     return found
@@ -229,13 +232,13 @@ def _class(task: Task, row: Row) -> int | None:
 
 @lru_cache(maxsize=8)
 def _places_of(labels: tuple[str, ...]) -> dict[str, int]:
-    """Return the index of each label in a verbalizer, keyed by label. If labels compare equal, the first one
+    """Return the index of each of a verbalizer's labels, keyed by label. Of equal labels the first one
     counts."""
     return {label(one): number for number, one in reversed([*enumerate(labels)])}
 
 
 def _value_problem(task: Task, row: Row) -> str | None:
-    """Return the field of a row that has a value it must not have, and the fault; None if there is none."""
+    """Return the field of a row whose value is wrong, and the fault; None if there is none."""
     if task.kind == "chat":
         wrong = _chat_problem(row[task.messages_field])
         return f"{task.messages_field!r} {wrong}" if wrong else None
@@ -248,7 +251,7 @@ def _value_problem(task: Task, row: Row) -> str | None:
 
 
 def lacks(task: Task, row: Row) -> bool:
-    """Return whether a row does not fit because it has nothing to read, nothing to learn, or no label."""
+    """Return whether a row does not fit because it has no text to read, no text to learn, or no label."""
     if task.kind == "chat":
         return not row.get(task.messages_field)
     there = {name: value for name, value in row.items() if value is not None and value == value}
@@ -309,7 +312,8 @@ def _are_texts(value: object) -> bool:
 
 
 def _chat_problem(messages: object) -> str | None:
-    """Return the fault in messages. The assistant must answer one, as an opening message has no prompt."""
+    """Return the fault in a conversation's messages. The assistant must answer at least one message, as an
+    opening message of its own has no prompt."""
     if not isinstance(messages, list):
         return "is not a list of messages"
     for number, message in enumerate(messages, start=1):

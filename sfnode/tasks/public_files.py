@@ -1,9 +1,9 @@
-"""Files of a run's data on this machine: those with the digests in the manifest, so that all nodes read the
-same rows, and those that the machine's owner has named.
+"""Files of a run's data on this machine: files with the digests in the manifest, so that all nodes read the
+same rows, and files that the machine's owner has named.
 
-Only this module turns a source of a manifest into a local file. A manifest comes from others. A file name in
-it is a label, to show and to look for in the run's folders, and is never followed to another place. Knows
-names and bytes; knows neither the meaning of rows nor how a file gets to a machine.
+Only this module turns a source in a manifest into a local file. A manifest comes from other people. A file
+name in it is only shown, and looked for in the run's folders; it is never used as a path to anywhere else.
+This module knows names and bytes; it knows neither the meaning of rows nor how a file gets to a machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfprotocol.model_listing import MAX_DATA, PIECE, ListedFile, Listing, encod
 
 
 def listed(file: Path, name: str) -> ListedFile:
-    """Return a file's entry in a listing under this name; reads and hashes it. Raises OSError."""
+    """Return the entry of a file in a listing, under this name. Reads and hashes the file. Raises OSError."""
     hashes, size = bytearray(), 0
     with file.open("rb") as handle:
         while data := handle.read(PIECE):
@@ -32,10 +32,11 @@ def listed(file: Path, name: str) -> ListedFile:
 
 
 FILE = "data"
-"""Name that the one file has in its listing, whatever its name on a disk. A digest is the listing's hash."""
+"""Name of the only file in a listing, whatever the file's name on a disk. The digest in a manifest is the
+hash of the listing."""
 
 ROLES: tuple[DataRole, ...] = ("train", "test", "validation")
-"""Roles of files; those that are needed first come first."""
+"""Roles of files, in the order in which the files are needed."""
 
 WORDS: dict[DataRole, str] = {"train": "training data", "test": "test data", "validation": "validation data"}
 """Names of roles, for people."""
@@ -53,32 +54,32 @@ class Places(NamedTuple):
 NOWHERE = Places()
 
 ELSEWHERE = (Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_NOT_NAMED)
-"""Codes of errors for data that are not on this machine."""
+"""Codes of errors for data that this machine does not have."""
 
 
 def typed(data: Data) -> Places:
-    """Return the places of data whose sources this machine's owner has just typed, as at `init`."""
+    """Return the places of data whose sources this machine's owner has just typed, as for `init`."""
     sources = {role: data.source(role) for role in ROLES}
     return Places(named={role: Path(source) for role, source in sources.items() if source})
 
 
 def beside(data: Data, folder: Path) -> Places:
-    """Return the places of a manifest's data in the manifest's own folder."""
+    """Return the places of a manifest's data that lie in the manifest's own folder."""
     found = ((role, inside(folder, data.source(role))) for role in ROLES if is_file(data.source(role)))
     return Places((folder,), {role: file for role, file in found if file and file.is_file()})
 
 
 def with_run(places: Places, run: Path | None) -> Places:
-    """Return `places` with the folder of the manifest `run`, if this machine's owner gives one. Files with
-    the right digest may lie there, too."""
+    """Return `places`, with the folder of the manifest file `run` if this machine's owner has given one. The
+    folder may have files with the right digests."""
     return places._replace(folders=(*places.folders, run.parent)) if run else places
 
 
 def inside(folder: Path, source: str) -> Path | None:
-    """Return the file in a folder that a source names, by its path or its last part. None if it is missing,
-    or outside the folder by a link or otherwise."""
+    """Return the file in a folder to which a source's path, or the last part of it, leads. None if it is
+    missing, or is outside the folder, as through a link."""
     for name in (source, public_name(source)):
-        with suppress(OSError, ValueError, RuntimeError):  # nothing, a null byte, links in a circle
+        with suppress(OSError, ValueError, RuntimeError):  # no file, a null byte, links in a circle
             path = (folder / name).resolve(strict=True)
             if folder.resolve() in path.parents:
                 return path
@@ -86,8 +87,9 @@ def inside(folder: Path, source: str) -> Path | None:
 
 
 def local(data: Data, role: DataRole, places: Places) -> str:
-    """Return the source from which this machine reads rows. If it is a file, it is the local file with the
-    manifest's digest. If the manifest has no digest, it is the file that this machine's owner has named.
+    """Return the source from which this machine reads the rows of a role. For a file this is the local file
+    with the manifest's digest or, if the manifest has no digest, the file that this machine's owner has
+    named.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS and DATA_NOT_NAMED.
     """
@@ -105,8 +107,8 @@ def local(data: Data, role: DataRole, places: Places) -> str:
 
 
 def find(data: Data, role: DataRole, places: Places) -> Path | None:
-    """Return the file of a role that has the manifest's digest; None if there is none. It is looked for in
-    the folders, under its digest or its own name, and among the files that the owner has named."""
+    """Return the file of a role that has the manifest's digest; None if there is none. Looks in the folders,
+    under the digest or the file's own name, and at the files that the owner has named."""
     kept = (path_in(folder, data, role) for folder in places.folders)
     possible = (*kept, *_by_name(data, role, places))
     return next((file for file in possible if digest_of(file) == data.digests[role]), None)
@@ -121,8 +123,7 @@ def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
 
 
 def path_in(folder: Path, data: Data, role: DataRole) -> Path:
-    """Return the path of a role's file in a folder where it is named by its digest. The file may be
-    missing."""
+    """Return the path of a role's file in a folder where the digest is its name. The file may be missing."""
     return folder / (data.digests[role] + Path(public_name(data.source(role))).suffix)
 
 
@@ -147,9 +148,9 @@ def is_right(listing: Listing) -> bool:
 
 
 def keep(file: Path, kept: Path, digest: str) -> None:
-    """Copy a file with this digest to where it is kept, all or nothing.
+    """Copy a file with this digest to the path `kept`, completely or not at all.
 
-    Raises UserError DATA_DIFFERS if it has changed in the meantime, OSError.
+    Raises UserError DATA_DIFFERS if the file has changed in the meantime, and OSError.
     """
     partial = kept.with_name(f".{os.getpid()}.{kept.name}")
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,8 +164,8 @@ def keep(file: Path, kept: Path, digest: str) -> None:
 
 
 def bring(data: Data, places: Places, folder: Path) -> None:
-    """Copy all files of the data to another folder. A copy is named by its digest, or without a digest by the
-    file's own name.
+    """Copy all files of the data to another folder. The name of a copy is its digest or, without a digest,
+    the file's own name.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS, OSError.
     """
@@ -178,7 +179,7 @@ def bring(data: Data, places: Places, folder: Path) -> None:
 
 
 def unnamed(data: Data, role: DataRole) -> UserError:
-    """Return the error for a run's data that exist only as a file on somebody's machine."""
+    """Return the error for data of a run that are a file without a digest, which the owner must name."""
     own = "rows of your own" if role == "train" else "the file"
     return UserError(
         Code.DATA_NOT_NAMED,
@@ -190,7 +191,7 @@ def unnamed(data: Data, role: DataRole) -> UserError:
 
 
 def missing(data: Data, role: DataRole, places: Places) -> UserError:
-    """Return the error for data that are missing on this machine, or differ from the run's."""
+    """Return the error for data that are missing on this machine, or differ from the manifest's digest."""
     name, digest = public_name(data.source(role)), data.digests[role][:16]
     if file := next(filter(Path.is_file, _by_name(data, role, places)), None):
         return UserError(

@@ -1,10 +1,11 @@
-"""Rows of a file, in any of its formats, each with its place. Faults are reported with file and line.
+"""Rows of a file of any supported format, each with its place. Faults are reported with file and line.
 
-Nodes must read the same rows of the same file (SPEC T1). If the layout of a file can only be guessed, it is
-refused with the reason. A reader of tables for people, who then see the rows, uses `layout` first. This
+Nodes must read the same rows from the same file (SPEC T1). A file whose layout can only be guessed is
+therefore refused, with the reason. A program that shows the rows to people may let `layout` guess first. This
 module knows files, not the meaning of rows.
 
-A file may hold more than a prompt can say: lists, dates, NaN, bytes, halves of characters.
+A file may have values that cannot stand in a prompt, such as lists, dates, NaN, bytes or halves of surrogate
+pairs.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ KINDS: dict[type, str] = {bytes: "bytes that are no text in UTF-8", dict: "an ob
 def problem(value: object, *, nested: bool = False) -> str | None:
     """Return the reason why a value cannot be read, or None.
 
-    Readable values are text that has a UTF-8 encoding, as every tokenizer needs it, booleans, finite numbers,
-    and lists of such numbers. With `nested`: also lists and objects of these, and null.
+    Readable values are text that can be encoded in UTF-8 (tokenizers need it), booleans, finite numbers, and
+    lists of finite numbers. With `nested` also null, and lists and objects of readable values.
     """
     if isinstance(value, str):
         return _text_problem(value)
@@ -69,15 +70,15 @@ def _text_problem(text: str) -> str | None:
 
 
 EXTRA, LIBRARY = "datasets", "pyarrow"
-"""Name of the extra for Parquet files, as most data sets of the hub are, and of its library. It takes 0.1 GB,
-so it is optional, and loaded only when needed."""
+"""Names of the extra for Parquet files, the format of most data sets on the hub, and of the extra's library.
+The library takes 0.1 GB, so it is optional, and imported only when needed."""
 
 PARQUET = ".parquet"
-"""Ending of the name of a Parquet file."""
+"""File name ending of Parquet files."""
 
 
 def require(*sources: str) -> None:
-    """Raise UserError EXTRA_MISSING if one of these sources of rows needs the library, and it is not
+    """Raise UserError EXTRA_MISSING if one of these sources of rows needs LIBRARY, and it is not
     installed."""
     for source in sources:
         if (source.startswith(HUB) or source.lower().endswith(PARQUET)) and find_spec(LIBRARY) is None:
@@ -92,8 +93,8 @@ def require(*sources: str) -> None:
 Row = dict[str, Any]
 
 SEPARATORS = ",;\t"
-"""Characters that may separate the columns of a .csv. The first one in its header counts. Spreadsheets use
-the semicolon where numbers have commas."""
+"""Characters that may separate the columns of a .csv file. The first of them in this order that is in the
+header is the separator. Spreadsheets write semicolons in countries where numbers have commas."""
 
 NO_SEPARATOR = "\x1f"
 """Separator of a table of one column, whose texts may contain all other separators."""
@@ -102,46 +103,46 @@ _DECLARED = re.compile(r'\A"?sep=(\\t|[^\w\s"]|\t)"?[,;\t]*\r?\n?', re.IGNORECAS
 """Pattern for a first line in which Excel names the separator."""
 
 BATCH = 4096
-"""Number of rows of a Parquet file that are converted to Python at a time."""
+"""Number of rows of a Parquet file that are converted to Python objects at a time."""
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""First bytes of files that Windows calls Unicode text."""
+"""First bytes of files in UTF-16, which Windows calls Unicode text."""
 
 TABLES = (".csv", ".tsv", ".txt")
-"""Endings of the names of text files whose first line has the names of the columns."""
+"""File name endings of text files whose first line has the names of the columns."""
 
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
-"""Endings of the names of files that a program must export first. Under any name most are archives that begin
-with ARCHIVE."""
+"""File name endings of spreadsheets, which another program must export first. Most are archives and begin
+with ARCHIVE, whatever their name."""
 
 LONGEST_HEADER = 1 << 16
-"""Maximum bytes in which the names of a table's columns are looked for."""
+"""Number of first bytes of a table in which the names of its columns are looked for."""
 
 ARCHIVE = b"PK\x03\x04"
 
 EXPORT = "Export the table as CSV in UTF-8, and name that file."
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
-"""Pattern for bytes that are not UTF-8, which are read as halves of surrogate pairs. UTF-8 does not have
-these."""
+"""Pattern for bytes that are not UTF-8. They are read as halves of surrogate pairs, which UTF-8 cannot
+have."""
 
 NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 
 OLDER = "Windows-1252"
-"""The encoding of most texts that are not UTF-8, nearly the same as Latin-1."""
+"""Encoding of most texts that are not in UTF-8. It is nearly the same as Latin-1."""
 
 _STRANGE = re.compile(r"[a-z][^\x00-\x7fß-öø-ÿœšž’‘´–—…\xa0][a-z]|[À-ÿ]{4}")
-"""Pattern for characters that Western European words do not have, but that appear if texts of other encodings
-are read as OLDER."""
+"""Pattern for characters that Western European words do not have. They appear where a text in another
+encoding is read as OLDER."""
 
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:OWNER/NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
-"""Pattern for a column of a .tsv in double quotes, in which the text's own quotes are doubled."""
+"""Pattern for a value of a .tsv file in double quotes. Quotes within the value are doubled."""
 
 
 class Placed(NamedTuple):
-    """A row, or its placeholder, with its place."""
+    """A row with its place. If it cannot be read, it is a placeholder."""
 
     place: str
     """Place of the row as a user finds it: `train.tsv, line 7`."""
@@ -151,13 +152,14 @@ class Placed(NamedTuple):
 
 
 class TextForm(NamedTuple):
-    """Layout of a text file, as far as readers cannot find it themselves."""
+    """Layout of a text file, as far as readers must be told of it. Fields are empty if readers can find
+    them."""
 
     encoding: str = ""
     separator: str = ""
-    """Character between the columns of a table."""
+    """Character that separates the columns of a table."""
     declared: bool = False
-    """Whether the first line names the separator, and the second one the columns."""
+    """Whether the first line names the separator, and the second line the columns."""
 
 
 PLAIN = TextForm()
@@ -180,7 +182,8 @@ def read(source: str, layout: TextForm = PLAIN) -> Iterator[Placed]:
 
 
 def numbered(source: str, rows: Iterable[Row | str]) -> Iterator[Placed]:
-    """Yield rows, or their faults, with their numbers, counted from 1. Bytes that are text become text."""
+    """Yield rows with their numbers, counted from 1, as places. A text is taken for the fault of a row. Bytes
+    in UTF-8 become text."""
     for number, row in enumerate(rows, start=1):
         place = f"{source}, row {number}"
         yield Placed(place, {}, row) if isinstance(row, str) else Placed(place, _decoded(row))
@@ -194,7 +197,7 @@ def malformed(what: str, fix: str = "Correct the data, or name another source.")
 def _tsv(path: Path, layout: TextForm) -> Iterator[Placed]:
     if layout.separator not in ("", "\t"):
         return _csv(path, layout)
-    # Files of the GLUE kind hold bare double quotes, which are text; pandas and spreadsheets enclose columns.
+    # In files of the GLUE kind, bare double quotes are text; pandas and spreadsheets put values in quotes.
     text = _text(path, layout)
     first, bare, columns = _quotes(text)
     whole = [column for column in columns if not any(mark in column for mark in "\t\r\n")]
@@ -207,7 +210,7 @@ def _tsv(path: Path, layout: TextForm) -> Iterator[Placed]:
 
 
 def _quotes(text: str) -> tuple[int, bool, set[str]]:
-    """Return the place of the first double quote, whether there are bare ones, and the columns in quotes."""
+    """Return the index of the first double quote, whether some quotes are bare, and the values in quotes."""
     first = place = text.find('"')
     bare, columns = False, set()
     while place >= 0:
@@ -242,10 +245,9 @@ def _separator(header: str) -> str:
 
 
 def layout(source: str) -> TextForm:
-    """Return the layout of a text file, as far as it can be guessed. Fields are empty where nodes need no
-    help to read the file.
+    """Return the likely layout of a text file. Fields are empty where `read` needs no help.
 
-    Encodings and separators are guesses, so people must see the rows. Raises UserError as `read`.
+    The encoding and the separator are guesses, so people must see the rows. Raises UserError as `read`.
     """
     path = Path(source).expanduser()
     if path.suffix.lower() not in (*TABLES, ".json", ".jsonl") or not path.is_file():
@@ -267,8 +269,8 @@ def layout(source: str) -> TextForm:
 
 
 def dialect(source: str) -> tuple[str, str]:
-    """Return the separator and the encoding of a .csv, for writing another file that suits the same programs;
-    for other sources a comma and UTF-8."""
+    """Return the separator and the encoding of a .csv file, in which another file can be written for the same
+    programs; for other sources a comma and UTF-8."""
     path = Path(source).expanduser()
     if path.suffix.lower() != ".csv":
         return ",", "utf-8"
@@ -281,7 +283,7 @@ def dialect(source: str) -> tuple[str, str]:
 
 
 def _is_older(data: bytes) -> bool:
-    """Return whether a text is in OLDER, and not UTF-8 with some broken lines."""
+    """Return whether a text is likely to be in OLDER, rather than in UTF-8 with some broken lines."""
     if data.isascii() or b"\0" in data:
         return False
     with suppress(UnicodeDecodeError):
@@ -295,7 +297,7 @@ def _is_older(data: bytes) -> bool:
 
 def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[Placed]:
     """Yield the rows below a header line; every value is a string."""
-    csv.field_size_limit(MAX_DATA)  # for this process; the default is 128 KiB, and no format has a limit
+    csv.field_size_limit(MAX_DATA)  # for the process; by default 128 KiB, and no format has a limit
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     line, undecoded = 1, _UNDECODED.search(text) is not None
     try:
@@ -316,7 +318,7 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
 
 
 def _names(path: Path, header: list[str]) -> list[str]:
-    """Return the names of a table's columns. Unnamed columns get different numbers of blanks."""
+    """Return the names of a table's columns. The names of unnamed columns are distinct numbers of blanks."""
     if any(map(_UNDECODED.search, header)) or "\0" in "".join(header):
         older = _in_older(" ".join(header))
         raise malformed(f"{path}, line 1: no names of columns in UTF-8{older}", EXPORT)
@@ -327,8 +329,8 @@ def _names(path: Path, header: list[str]) -> list[str]:
 
 
 def _fitted(values: list[str], count: int) -> list[str]:
-    """Return the values of a row without the empty ones beyond its `count` columns, which spreadsheets
-    write."""
+    """Return the values of a row without the empty values beyond the table's `count` columns, which
+    spreadsheets write."""
     while len(values) > count and not values[-1].strip():
         values.pop()
     return values
@@ -339,7 +341,8 @@ def _columns(count: int) -> str:
 
 
 def _json(path: Path, layout: TextForm) -> Iterator[Placed]:
-    """Yield the objects of a JSON array, or of one on each line: both are called .json."""
+    """Yield the objects of a JSON array, or the JSON object on each line: both kinds of files are called
+    .json."""
     text = _text(path, layout)
     if not text.lstrip().startswith("["):
         return _jsonl(path, layout)
@@ -383,8 +386,8 @@ def _parquet(path: Path, _layout: TextForm) -> Iterator[Placed]:
 
 
 def _rows(batch: Any) -> list[Row | str]:
-    """Return the rows of a part of a Parquet file. A row that Python cannot hold is replaced by the reason,
-    such as text that is not UTF-8 or a date after the year 9999."""
+    """Return the rows of a part of a Parquet file. A row that Python cannot represent, such as one with text
+    that is not UTF-8 or a date after the year 9999, is replaced with the reason."""
     try:
         found: list[Row | str] = batch.to_pylist()
     except Exception as error:  # as above
@@ -395,7 +398,7 @@ def _rows(batch: Any) -> list[Row | str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Return a value in which bytes that are text are text: many Parquet files have all texts as bytes."""
+    """Return a value with bytes in UTF-8 decoded to text. Many Parquet files have all texts as bytes."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -417,7 +420,8 @@ def _data(path: Path) -> bytes:
 
 
 def _text(path: Path, layout: TextForm) -> str:
-    """Return the text of a file without a byte order mark, with _UNDECODED for bytes that are not UTF-8."""
+    """Return the text of a file without a byte order mark. Bytes that are not UTF-8 become surrogates
+    (_UNDECODED)."""
     data = _data(path)
     if data.startswith(ARCHIVE):
         raise malformed(f"{path} is a spreadsheet or an archive, and no text", EXPORT)
@@ -432,7 +436,7 @@ def _text(path: Path, layout: TextForm) -> str:
 
 
 def _in_older(text: str) -> str:
-    """Return the first word that is not UTF-8, read in the likely encoding; empty if that fails."""
+    """Return the first word that is not UTF-8, decoded from OLDER; empty if that fails."""
     word = next((one for one in text.split() if _UNDECODED.search(one)), "")
     try:
         read = word.encode("utf-8", "surrogateescape").decode(OLDER)

@@ -1,7 +1,7 @@
 """The program that renders chat templates.
 
-A chat template is a program that came with a model. Jinja's sandbox keeps it from the machine, but lets it
-run for ever or take all memory. It is therefore run in a separate process (`bounded_process`).
+A chat template is a program that came with a model. Jinja's sandbox bars it from files and the network, but
+not from running for ever or taking all memory. It therefore runs in a separate process (`bounded_process`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ LONGEST = 1 << 24
 """Maximum characters of a rendered conversation: more than any model reads."""
 
 TEMPLATES = 8
-"""Maximum number of compiled templates that are kept: a program has a model or two."""
+"""Maximum number of compiled templates that are kept. A process has one or two models."""
 
 TODAY = datetime(2025, 1, 1)
-"""The date of every conversation. Some templates write it, and a row's text must not depend on the day."""
+"""Date that templates are given. Some templates write the date, and a row's text must not depend on the
+day."""
 
 
 class Generation(Extension):
-    """The tag by which some templates mark the assistant's text. It changes nothing in the text."""
+    """The tag with which some templates mark the assistant's text. It does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -47,7 +48,7 @@ class Generation(Extension):
 
 
 class PlainNamespace(Namespace):
-    """A namespace that refuses names with a meaning in Python."""
+    """A namespace of a template that refuses names with a meaning in Python."""
 
     def __init__(*args: Any, **named: Any) -> None:
         self, *given = args  # a template may name an attribute `self`
@@ -77,7 +78,7 @@ def _raise(message: str) -> None:
 ENVIRONMENT = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
 )
-"""The environment for which chat templates are written, as transformers makes it."""
+"""Jinja environment with the settings of transformers, for which chat templates are written."""
 
 ENVIRONMENT.filters["tojson"] = _to_json
 ENVIRONMENT.globals |= {
@@ -94,7 +95,8 @@ def _compiled(template: str) -> Template:
 
 
 def answer(request: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the text that a template makes of variables, or the bound that it exceeded."""
+    """Return the text that a template makes of variables, or the bound that the text or the template
+    exceeded."""
     template, variables = request
     text = _compiled(template).render(variables)
     if len(text) > LONGEST:

@@ -1,7 +1,7 @@
-"""Templates: text with the fields of a row in braces, `{field}` or `{field|filter}`; `{{` is a brace.
+"""Templates: text with the names of a row's fields in braces, `{field}` or `{field|filter}`; `{{` is a brace.
 
-A template is all that a manifest says about prompts. Every node therefore writes the same prompt from the
-same row, and a manifest never contains code. This module knows nothing of tokens, labels or tasks.
+A manifest describes prompts with templates only. Every node therefore writes the same prompt for the same
+row, and a manifest never contains code. This module knows nothing of tokens, labels or tasks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 from sfnode.errors import Code, UserError
 
 CANDIDATE = "candidate"
-"""The field that a `choice` task adds to a row: the candidate being written."""
+"""Name of the field that a `choice` task adds to a row: one of the row's candidates."""
 
 SEPARATOR = "separator"
-"""Name in braces between the two texts of a `sequence-classification`; no field of a row there."""
+"""Name in braces between the two texts of a `sequence-classification` template. It is no field of a row."""
 
 ASKING = "\nIn one word:"
-"""End of a text whose last state a language model's head reads. A model would continue it with a summary of
-the text (Jiang et al. 2023, "Scaling Sentence Embeddings with Large Language Models"). SmolLM2's probe on
-SST-2 has a loss of 0.388 with it and 0.460 without; on AG News 0.401 and 0.427."""
+"""End of a text whose last state the head of a language model reads. After these words a model would write a
+summary of the text, so that the state represents it (Jiang et al. 2023, "Scaling Sentence Embeddings with
+Large Language Models"). A probe of SmolLM2 has a loss of 0.388 with them and 0.460 without on SST-2, and of
+0.401 with them and 0.427 without on AG News."""
 
 NO_FIELD = "it names no field of a row, and would be the same text for all of them"
 
@@ -42,11 +43,12 @@ FILTERS: Mapping[str, Callable[[str, Row], str]] = {
     "bullets": lambda text, _: text.replace("@highlight\n", "- "),
     "cloze": lambda text, row: text.replace("@placeholder", str(row[CANDIDATE])),
 }
-"""Functions that may follow the bar. `bullets` and `cloze` read ReCoRD's two markers."""
+"""Filters that may follow the bar in braces, keyed by name. `bullets` and `cloze` replace ReCoRD's two
+markers."""
 
 
 class TemplatePart(NamedTuple):
-    """A stretch of literal text, then a field (none at the very end)."""
+    """A piece of literal text and the field after it. The last part of a template may have no field."""
 
     literal: str
     field: str
@@ -85,14 +87,14 @@ def _reads(part: TemplatePart) -> tuple[str, ...]:
 
 
 def render(template: str, row: Row) -> str:
-    """Return the text of a row that has every field of the template (`prompts.problem` checks)."""
+    """Return the text of a row. The row must have every field of the template (`prompts.problem` checks)."""
     return "".join(literal + _value(field, name, row) for literal, field, name in parse(template))
 
 
 def texts(template: str, row: Row) -> tuple[str, ...]:
     """Return the text of a row, or the two texts on either side of `{separator}`.
 
-    Raises UserError BAD_MANIFEST for more than two, which no tokenizer takes.
+    Raises UserError BAD_MANIFEST for more than two texts, which no tokenizer takes.
     """
     written = [""]
     for literal, field, name in parse(template):
@@ -107,7 +109,7 @@ def texts(template: str, row: Row) -> tuple[str, ...]:
 
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Return the length of the longest common prefix of two texts, or of their tokens."""
+    """Return the length of the longest common prefix of two texts, or of two lists of tokens."""
     if left == right[: len(left)]:  # the usual case, and much faster
         return len(left)
     pairs = zip(left, right, strict=False)
@@ -115,7 +117,7 @@ def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
 
 
 def _value(field: str, filter_name: str, row: Row) -> str:
-    """Return the text of a field; empty for the missing field at a template's end."""
+    """Return the filtered text of a field; empty for the missing field at a template's end."""
     if not field:
         return ""
     value = str(row[field])
@@ -123,7 +125,7 @@ def _value(field: str, filter_name: str, row: Row) -> str:
 
 
 def join(prompt: str, answer: str) -> str:
-    """Return prompt and answer joined by a space, unless one of them has white space there."""
+    """Return prompt and answer, joined with a space unless one of them has white space there."""
     apart = not prompt or prompt[-1].isspace() or not answer or answer[0].isspace()
     return prompt + answer if apart else f"{prompt} {answer}"
 

@@ -1,7 +1,7 @@
-"""Token ids, and the targets that a model must predict, from the text of a row.
+"""Token ids of a row's text, and the targets among them that a model must predict.
 
-Candidates and answers are tokenised as in MeZO (large_models/utils.py). Texts for a classification head have
-the tokenizer's own special tokens. Each distinct row is tokenised once per tokenizer. This module knows
+Candidates and answers are tokenised as in MeZO (large_models/utils.py). Texts for a classification head get
+the tokenizer's own special tokens. A cache for each tokenizer keeps the tokens of rows. This module knows
 tokenizers; it knows no tensor and no model.
 """
 
@@ -22,7 +22,7 @@ from sfnode.tasks.prompts import Conversation, LabelledTexts, Prompt, RowText
 from sfnode.tasks.templates import common_prefix, join
 
 ARRAY_BYTES = 100
-"""Bytes of an array beyond its data, measured."""
+"""Bytes of an array beyond its data (measured)."""
 
 I32 = NDArray[np.int32]
 
@@ -33,22 +33,23 @@ class Example(NamedTuple):
     inputs: tuple[I32, ...]
     """The sequences that the model reads."""
     types: tuple[NDArray[np.int8], ...]
-    """Index of the text of a pair that each token of a sequence belongs to; 0 if the tokenizer does not show
-    it."""
+    """Index (0 or 1) of each token's text in a pair of texts, for each sequence; 0 if the tokenizer does not
+    return it."""
     targets: I32
-    """(P, 4): each target's sequence, the column that predicts it, its token (or class) and its candidate."""
+    """(P, 4): for each target the index of its sequence, the column that predicts it, its token (or class)
+    and the index of its candidate."""
     right: tuple[int, ...]
     """Indices of the correct candidates."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, with their heads."""
+        """Bytes of the arrays, with ARRAY_BYTES for each."""
         arrays: tuple[NDArray[Any], ...] = (*self.inputs, *self.types, self.targets)
         return sum(one.nbytes + ARRAY_BYTES for one in arrays)
 
 
 class _TokenCache(BoundedCache[tuple[RowText, int], Example]):
-    """The examples that one tokenizer has encoded, and its lock."""
+    """The examples that one tokenizer has encoded, and a lock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ _making = Lock()
 
 
 def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
-    """Tokenise a row, with at most `max_tokens` to a sequence.
+    """Tokenise a row, with at most `max_tokens` tokens in each sequence.
 
     Raises UserError DATA_MALFORMED if a target does not fit, and as `tokenizer_calls.encode` does.
     """
@@ -76,8 +77,8 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def alike(found: Example) -> list[int]:
-    """Return the candidates of a row that have the same tokens, so that no model can tell them apart; empty
-    if all differ."""
+    """Return the candidates of a row that no model can distinguish, as their tokens are equal; empty if there
+    are none."""
     same: dict[bytes, list[int]] = {}
     for candidate in dict.fromkeys(found.targets[:, 3].tolist()):
         tokens = found.targets[found.targets[:, 3] == candidate, :3]
@@ -99,7 +100,8 @@ def _tokenise(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
-    """Make one sequence. Each class is a candidate, predicted by the sequence's one output."""
+    """Tokenise a text to classify as one sequence. Each class is a candidate, predicted by the sequence's
+    only output."""
     ids, types = tokenizer_calls.encode_pair(tokenizer, words.texts, max_tokens)
     targets = [(0, 0, number, number) for number in range(words.classes)]
     plain = _example([ids], targets, (words.right,))
@@ -107,7 +109,7 @@ def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
 
 
 def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Example:
-    """Make one sequence. It loses its end if it is too long."""
+    """Tokenise a conversation as one sequence. If it is too long, its end is cut off."""
     ids, said = chat.tokenise(tokenizer, words)
     targets = [(0, column - 1, ids[column], 0) for column in said if 0 < column < max_tokens]
     if not targets:
@@ -117,12 +119,12 @@ def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Examp
 
 
 def _answered(tokenizer: Any, words: Prompt, max_tokens: int) -> Example:
-    """Make the sequences of all candidates. Candidates that differ only after a common beginning share
-    one."""
+    """Tokenise all candidates. A candidate that without its last token is the beginning of another candidate
+    shares the other's sequence."""
     inputs: list[list[int]] = []
     targets = []
     whole = enumerate(_sequences(tokenizer, words, max_tokens))
-    # The longest first: a sequence that is the beginning of another one then finds it.
+    # The longest sequence comes first, so that a sequence that is the beginning of another one can share it.
     for candidate, (ids, first) in sorted(whole, key=lambda item: -len(item[1][0])):
         fed = ids[:-1]  # the last token predicts nothing
         home = next((n for n, other in enumerate(inputs) if other[: len(fed)] == fed), len(inputs))
@@ -143,9 +145,9 @@ def _example(
 def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[list[int], int]]:
     """Return for each answer the token ids of prompt and answer, and the index of the answer's first token.
 
-    Sequences have at most max_tokens. A prompt that is too long loses its beginning, the same for all
-    answers. An answer without a prompt (a text) loses its end. Prompt and answer are tokenised as one piece.
-    The answer begins at the first token that differs from the prompt's own tokens.
+    Sequences have at most `max_tokens` tokens. A prompt that is too long loses its beginning, the same for
+    all answers. An answer without a prompt (a text) loses its end. Prompt and answer are tokenised together.
+    The answer begins at the first token that differs from the tokens of the prompt alone.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     room = max_tokens - len(start)
@@ -167,7 +169,8 @@ def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[lis
 def prompt_ids(tokenizer: Any, prompt: str, room: int) -> list[int]:
     """Return a prompt's tokens as training encodes texts: after the beginning-of-text token, if any.
 
-    A prompt with more than `room` tokens in all loses its beginning. There is always a token.
+    A prompt with more than `room` tokens, special ones included, loses its beginning. The result is never
+    empty.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     (ids,) = tokenizer_calls.encode(tokenizer, [prompt])

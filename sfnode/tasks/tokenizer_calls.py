@@ -1,7 +1,7 @@
-"""Calls tokenizers within bounds, each in a separate process.
+"""Calls of tokenizers with bounds on time and memory. Each tokenizer runs in a separate process.
 
-The tokenizer object of transformers is only asked which tokens there are. This module knows tokenizers; it
-knows no row and no task.
+The tokenizer object of transformers is used in this process only to look up tokens. This module knows
+tokenizers; it knows no row and no task.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 
 SECONDS = 20.0
-"""Maximum processor time of a request, in seconds: twice the time for a text of ten million characters, or
-for reading the largest tokenizers on a slow machine."""
+"""Maximum processor time of a request, in seconds: twice the time that a slow machine needs for a text of ten
+million characters, or for reading the largest tokenizers."""
 
 MEMORY = 2 << 30
-"""Maximum memory of the process, in bytes: enough for a text of ten million characters. The largest
-tokenizers take a quarter of it."""
+"""Maximum memory of a tokenizer's process, in bytes: enough for a text of ten million characters. The largest
+tokenizers themselves take a quarter of it."""
 
 PROGRAM = "sfnode.tasks.tokenizer_process"
 
@@ -31,7 +31,8 @@ _making = Lock()
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of each text, without special ones around it, which tokenizers add in different ways.
+    """Return the tokens of each text, without special tokens around it, which each tokenizer adds in its own
+    way.
 
     Raises UserError MODEL_UNSAFE for a tokenizer that exceeds a bound on its time, its memory or the number
     of tokens, and DATA_MALFORMED for a text that it cannot read.
@@ -41,14 +42,14 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the tokens of a text as `encode` does, and the beginning and end of each in the text."""
+    """Return the tokens of a text as `encode` does, and the beginning and end of each token in the text."""
     reply = _ask(tokenizer, [[text]], places=True)
     return reply["ids"][0], [(start, end) for start, end in reply["places"][0]]
 
 
 def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> tuple[list[int], list[int] | None]:
-    """Return the tokens of a text or a pair of texts with special ones around them, up to `most`. Return also
-    the text of the pair that each token belongs to; None if the model does not take that.
+    """Return up to `most` tokens of a text or a pair of texts, with special tokens around them. Return also
+    the index of each token's text in the pair; None if the model does not use it.
 
     Raises UserError as `encode` does.
     """
@@ -59,7 +60,7 @@ def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> tuple[list[i
 
 
 def decode(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Return the text of each list of tokens, without special ones. Raises UserError MODEL_UNSAFE."""
+    """Return the text of each list of tokens, without special tokens. Raises UserError MODEL_UNSAFE."""
     reply = _process_of(tokenizer).ask({"tokens": [list(ids) for ids in tokens]})
     _check(reply, "some tokens")
     texts: list[str] = reply["texts"]
@@ -104,8 +105,8 @@ def _process_of(tokenizer: Any) -> BoundedProcess:
 
 
 def _make(tokenizer: Any) -> BoundedProcess:
-    """Make the process of a tokenizer. It must not refer to the tokenizer: each would keep the other
-    alive."""
+    """Make the process of a tokenizer. The returned object must not refer to the tokenizer, or each would
+    keep the other alive."""
     if tokenizer.is_fast:
         backend, splits = tokenizer.backend_tokenizer, tokenizer.split_special_tokens
         return BoundedProcess(

@@ -1,10 +1,11 @@
 """The program that runs a tokenizer of the library `tokenizers`: texts in, token numbers out, and back.
 
-A tokenizer is a program that came with a model: rules that replace text, one after another, and regular
-expressions. A short rule can make gigabytes of a sentence, or search it for years, and only its author may
-know which sentence does that. All texts are therefore encoded in a separate process (`bounded_process`). Its
-first request brings the tokenizer as transformers has made it. A tokenizer that transformers has in Python
-takes ten times the memory, for transformers. The program that asks has pickled all that is unpickled here.
+A tokenizer is in effect a program that came with a model: rules that replace text, one after another, and
+regular expressions. A short rule can turn a sentence into gigabytes, or search it for years, and only its
+author may know for which sentence. All texts are therefore encoded in a separate process (`bounded_process`).
+Its first request contains the tokenizer that transformers has made. A tokenizer that transformers runs in
+Python takes ten times the memory, as the process must import transformers. Only data that the asking program
+has pickled are unpickled here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 from sfnode.bounded_process import serve
 
 LONGEST = 1 << 22
-"""Maximum tokens of a request's texts, or characters of an answer's: more than any model reads."""
+"""Maximum tokens of a request's texts, or characters of a reply's texts: more than any model reads."""
 
 TOO_LONG = {"broke": f"it makes more than {LONGEST:,} tokens or characters"}
 
@@ -44,8 +45,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _encoded(
     tokenizer: Tokenizer, texts: list[list[str]], special: bool, most: int, side: str, places: bool
 ) -> dict[str, Any]:
-    """Encode texts or pairs of texts, with `special` tokens around them. Longer ones are cut to `most` tokens
-    (0: any) at this `side`. With `places`, return the tokens' places in the text."""
+    """Encode texts or pairs of texts. `special`: with special tokens around them. Longer texts are cut to
+    `most` tokens (0: no limit) at this `side`. `places`: also return the positions of the tokens in the
+    text."""
     if most:
         tokenizer.enable_truncation(most, direction=side)
     else:
@@ -69,7 +71,7 @@ def _decoded(tokenizer: Tokenizer, tokens: list[list[int]]) -> dict[str, Any]:
 def _encoded_in_python(
     tokenizer: Any, texts: list[list[str]], special: bool, most: int, side: str, places: bool
 ) -> dict[str, Any]:
-    """Encode texts as `_encoded`, cut at the tokenizer's own side, and without places."""
+    """Encode texts as `_encoded`, but cut them at the tokenizer's own side, and return no positions."""
     options = {"truncation": True, "max_length": most} if most else {}
     found = [
         tokenizer(*text, add_special_tokens=special, return_token_type_ids=special, verbose=False, **options)

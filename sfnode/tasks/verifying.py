@@ -1,4 +1,4 @@
-"""Rewards of the answers to a task's rows, by the manifest's verifier."""
+"""Rewards that the manifest's verifier gives the answers to a task's rows."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from sfnode.verifiers.specs import PRESETS
 Row = Mapping[str, Any]
 
 EXAMPLE = "1"
-"""Value of a column that every kind of verifier can compare with."""
+"""Value of an example's column that every kind of verifier can read."""
 
 MAX_BYTES = 64 * 1024
-"""Maximum size of a verifier's file, in bytes: a third of a manifest's."""
+"""Maximum size of a verifier's file, in bytes: a third of the maximum size of a manifest."""
 
 
 def score_of(task: Task) -> Callable[[str, Row], float]:
-    """Return a function from an answer and its row to the reward, 0 to 1. It raises only UserError
-    VERIFIER_NOT_ALLOWED, for a plug-in that was not permitted."""
+    """Return a function that takes an answer and its row, and returns the reward, 0 to 1. The function raises
+    only UserError VERIFIER_NOT_ALLOWED, for a plug-in that was not permitted."""
     verifier = _verifier(task)
     return lambda answer, row: scoring.score(verifier, answer, scoring.texts(verifier, row))
 
 
 def remark(task: Task, answer: str, row: Row) -> str:
-    """Return the fault of an answer in words; empty if all there is to say is that it is wrong."""
+    """Return the fault of an answer in words; empty if there is nothing more to say than that the answer is
+    wrong."""
     verifier = _verifier(task)
     return scoring.remark(verifier, answer, scoring.texts(verifier, row))
 
@@ -50,8 +51,8 @@ def problem(task: Task, row: Row) -> str | None:
 def permit(task: Task, sources: Sequence[str] = ()) -> None:
     """Permit these MODULE:FUNCTION plug-ins of the task's verifier to score answers in this process.
 
-    Raises UserError VERIFIER_NOT_ALLOWED if the verifier has others, BAD_OPTION if it has none, and as
-    `plugins.allow`.
+    Raises UserError VERIFIER_NOT_ALLOWED if the verifier has other plug-ins, BAD_OPTION if it has no
+    plug-ins, and as `plugins.allow`.
     """
     if not (task.verifier or sources):
         return
@@ -67,8 +68,8 @@ def permit(task: Task, sources: Sequence[str] = ()) -> None:
 
 
 def reference(task: Task, row: Row) -> str:
-    """Return the text with which answers to a row are compared, for people; empty if the verifier reads no
-    column."""
+    """Return the text with which a row's answers are compared, to show to people; empty if the verifier reads
+    no column."""
     found = scoring.texts(_verifier(task), row)
     return next(iter(found.values())) if len(found) == 1 else ", ".join(f"{k}: {v}" for k, v in found.items())
 
@@ -86,7 +87,7 @@ def _read(text: str) -> specs.Verifier:
 
 
 def load(source: str) -> dict[str, Any]:
-    """Return a verifier: the ready-made one of this name, the one in this .toml or .json file, or the plug-in
+    """Return a verifier: the preset of this name, the verifier in this .toml or .json file, or the plug-in
     MODULE:FUNCTION, which may then run in this process.
 
     Raises UserError BAD_OPTION, and EXTRA_MISSING for a regular expression without RE2.

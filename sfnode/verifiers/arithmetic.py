@@ -12,7 +12,7 @@ from sfnode.verifiers.schemas import WHITE_SPACE
 Which = Literal["first", "last", "only"]
 
 MAX_LENGTH = 64
-"""Maximum characters of a number. Arithmetic on longer ones is slow, and no answer needs them."""
+"""Maximum characters of a number. Arithmetic on longer numbers is slow, and no answer needs them."""
 
 _NUMBER = re.compile(
     r"""
@@ -30,9 +30,10 @@ _NUMBER = re.compile(
 
 
 def number(text: str, which: Which) -> Fraction | None:
-    """Return the first or last number of a text, or the only one if there are no others.
+    """Return the first, last or only number of a text, as `which` says.
 
-    None if there is no such number, if it is too long, or if it divides by zero.
+    None if there is no such number, if it is too long, or if it divides by zero. A text with several numbers
+    has no only one.
     """
     found = _NUMBER.findall(text)
     if not found or (which == "only" and len(found) > 1):
@@ -41,7 +42,7 @@ def number(text: str, which: Which) -> Fraction | None:
 
 
 def decimal(value: float) -> Fraction:
-    """Return the number in the shortest decimal notation of a binary64: 1/10 for 0.1."""
+    """Return the value of the shortest decimal notation of a binary64 number, exactly: 1/10 for 0.1."""
     return Fraction(repr(value))
 
 
@@ -55,10 +56,10 @@ def _value(written: str) -> Fraction | None:
 
 
 MAX_NUMBERS = 32
-"""Maximum numbers of an expression, and of a row. The game has six."""
+"""Maximum count of numbers in an expression, and in a row. The game Countdown has six."""
 
 MAX_DIGITS = 9
-"""Maximum digits of a number. A result then has about 300 digits at most."""
+"""Maximum digits of a number. The result of MAX_NUMBERS numbers then has about 300 digits at most."""
 
 MAX_NESTING = 16
 """Maximum depth of parentheses."""
@@ -68,7 +69,8 @@ _OPERATORS = str.maketrans("×÷−", "*/-")
 
 
 def numbers(text: str) -> tuple[int, ...] | None:
-    """Return the runs of digits in a text; None if there are none, too many or too long ones."""
+    """Return the integers in a text, its runs of digits; None if there is no run, too many or too long
+    ones."""
     runs = re.findall("[0-9]+", text)
     if not 0 < len(runs) <= MAX_NUMBERS or max(map(len, runs)) > MAX_DIGITS:
         return None
@@ -76,8 +78,8 @@ def numbers(text: str) -> tuple[int, ...] | None:
 
 
 def parse(text: str) -> tuple[Fraction | None, tuple[int, ...]]:
-    """Read and compute an expression. Return its value, None if it divides by zero, and its numbers in order.
-    Raises ValueError. Stops at the first bound that is exceeded."""
+    """Read and compute an expression. Return its value (None if it divides by zero), and its numbers in
+    order. Raises ValueError for other text, at the first bound that it exceeds."""
     parser = _Parser(_tokens(text.translate(_OPERATORS)))
     value = parser.sum(0)
     if parser.token:
@@ -86,7 +88,7 @@ def parse(text: str) -> tuple[Fraction | None, tuple[int, ...]]:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Yield the tokens, then empty texts without end."""
+    """Yield the tokens of an expression, then empty texts without end."""
     place = 0
     while found := _TOKEN.match(text, place):
         yield found[1]
@@ -95,7 +97,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 class _Parser:
-    """Recursive descent, one token ahead."""
+    """Parser of expressions: recursive descent that looks one token ahead."""
 
     def __init__(self, tokens: Iterator[str]) -> None:
         self._tokens = tokens

@@ -1,16 +1,16 @@
 """Plug-ins: functions on this machine that score answers, with its owner's permission.
 
 A manifest names a plug-in by the digest of its source file and by the function's name. No code travels. An
-owner with the same file says `--verifier MODULE:FUNCTION`. Only then, and only if the digest is the run's, is
-the file run, from exactly the hashed bytes. Its imports are not in the digest. It runs with all rights of the
-process, and nothing bounds its time. An exception, or a result that is no number from 0 to 1, scores 0 and is
-reported once.
+owner with the same file says `--verifier MODULE:FUNCTION`. Only then, and only if the file has the manifest's
+digest, is it run, from exactly the hashed bytes. The digest does not cover the modules that the file imports.
+The plug-in runs with all rights of the process, and nothing bounds its time. An exception, or a result that
+is no number from 0 to 1, scores 0 and is reported once.
 
-A permission is for the whole process. Only this module of the package runs anything.
+A permission is for the whole process. No other module of the package runs code of others.
 
-CPython's own parser can overflow its stack, take long and print warnings. Here it gets programs without
-comments and without the contents of strings, with few tokens and little nesting. For these it is quick and
-silent.
+Programs in answers are parsed, never run. CPython's own parser can overflow its stack, take long and print
+warnings. It is quick and silent for the programs that it gets here: comments and the contents of strings are
+removed, and tokens and nesting are bounded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 
 MAX_TOKENS = 1024
-"""Maximum tokens of a program, without line ends."""
+"""Maximum tokens of a program, not counting line ends."""
 
 MAX_STATEMENT = 256
 """Maximum tokens of a logical line. Each token may nest expressions one level deeper."""
@@ -51,7 +51,7 @@ _LITERALS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Pattern for a string with its prefix, even one without an end, or a comment."""
+"""Pattern for a string with its prefix, even a string without an end, or for a comment."""
 
 _TOKENS = re.compile(r"\\\n|\n|[0-9]\w*(?:\.\w*)?|\w+|[^\w\s]", re.ASCII)
 _NUMBER = re.compile(
@@ -67,15 +67,15 @@ class Source(NamedTuple):
     """The definitions and imports of a program."""
 
     functions: dict[str, tuple[str, ...] | None]
-    """Parameters of the functions at the program's top level, keyed by the function's name; of two with one
-    name the last counts. None if a function takes other than plain positional parameters."""
+    """Parameters of the functions at the program's top level, keyed by the function's name. Of two functions
+    with one name the last counts. None if a function has other than plain positional parameters."""
     modules: frozenset[str]
     """Top-level packages that the program imports anywhere; "" for a relative import."""
 
 
 def parse(text: str) -> Source | None:
-    """Return a program's definitions and imports; None if it is no program, exceeds a bound, or has names
-    that are not ASCII."""
+    """Return a program's definitions and imports; None if the text is no program, exceeds a bound, or has
+    names that are not ASCII."""
     bare = _without_contents(text.replace("\r\n", "\n").replace("\r", "\n"))
     if bare is None or not bare.isascii() or not _bounded(bare):
         return None
@@ -94,7 +94,8 @@ def _without_contents(text: str) -> str | None:
     for found in _LITERALS.finditer(text):
         if any(found[name] is not None for name in ("open", "open2", "open3", "open4")):
             return None
-        # The space keeps the quotes of neighbours apart. None before: it would be indentation.
+        # The space separates the quotes of adjacent strings. It follows the string, as one before it would
+        # be indentation.
         pieces += text[place : found.start()], "'' " if found["string"] else ""
         place = found.end()
     return "".join((*pieces, text[place:]))
@@ -136,7 +137,7 @@ MAX_BYTES = 1 << 20
 """Maximum size of a source file, in bytes."""
 
 Function = Callable[[str, Mapping[str, str]], Any]
-"""Takes an answer and its row's columns as text; returns a number from 0 to 1."""
+"""A plug-in's function: takes an answer and its row's columns as text; returns a number from 0 to 1."""
 
 
 class Name(NamedTuple):
@@ -161,8 +162,8 @@ def is_plugin(source: str) -> bool:
 def allow(source: str, wanted: Sequence[Name] | None = None) -> Name:
     """Permit the function MODULE:FUNCTION to score answers in this process; return its name in manifests.
 
-    With `wanted` it must be one of these: no other file is run. A module is looked for in the current folder,
-    then where Python looks. Raises UserError BAD_OPTION, VERIFIER_NOT_ALLOWED.
+    With `wanted` only one of these plug-ins may be permitted, and no other file is run. The module is looked
+    for in the current folder, then where Python looks. Raises UserError BAD_OPTION, VERIFIER_NOT_ALLOWED.
     """
     module, _, function = source.partition(":")
     path, text = _source(source, module)
@@ -181,7 +182,7 @@ def allow(source: str, wanted: Sequence[Name] | None = None) -> Name:
 
 
 def require(wanted: Sequence[Name]) -> None:
-    """Raise UserError VERIFIER_NOT_ALLOWED unless all of these may score answers here."""
+    """Raise UserError VERIFIER_NOT_ALLOWED unless all `wanted` plug-ins may score answers in this process."""
     for name in wanted:
         if name not in _allowed:
             raise UserError(
@@ -194,7 +195,8 @@ def require(wanted: Sequence[Name]) -> None:
 
 
 def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
-    """Return the score of an answer by a permitted plug-in; 0 if it fails. Raises as `require`."""
+    """Return the score that a permitted plug-in gives an answer; 0 if the plug-in fails. Raises as
+    `require`."""
     require([name])
     try:
         found = float(0 + _allowed[name](answer, dict(row)))  # raises for a text
@@ -208,8 +210,8 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
 
 
 def _is_from_the_terminal(error: BaseException) -> bool:
-    """Return whether Ctrl-C may have raised this. It does so only in the main thread, where no node
-    trains."""
+    """Return whether Ctrl-C may have raised this error. Ctrl-C raises one only in the main thread, where no
+    node trains."""
     return isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
 
 
@@ -249,7 +251,7 @@ def _source(source: str, module: str) -> tuple[Path, bytes]:
 
 
 def _function(source: str, path: Path, text: bytes, name: Name) -> Function:
-    """Run the file, and return its function."""
+    """Run a plug-in's file, and return the plug-in's function."""
     module = ModuleType(f"sfnode_plugin_{name.digest[:16]}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look there

@@ -1,8 +1,9 @@
 """The tables that make up a verifier, and the subset of JSON Schema (2020-12) for answers, with its standard
 meaning.
 
-Libraries follow references, match patterns by backtracking and compare items pairwise. This subset takes time
-linear in the text. A verifier with another keyword is refused.
+Libraries for JSON Schema follow references, match patterns with backtracking and compare items pairwise, all
+of which can take long. This subset is checked in time linear in the text. A verifier with another keyword is
+refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pydantic import (
 # -- bounds, so that an answer takes less than 10 ms (benchmarks/verifiers.py) -------------------------
 
 MAX_ANSWER = 4096
-"""Maximum characters of an answer, or of a row's value, that count: about 1,000 tokens."""
+"""Number of first characters of an answer, or of a row's value, that count: about 1,000 tokens."""
 
 MAX_NAME = 200
 """Maximum characters of the name of a column, a function, a parameter, a module or an object's member."""
@@ -40,14 +41,14 @@ WHITE_SPACE = " \t\n\v\f\r"
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED, strict=False)]
-"""A tuple of names, also read from a list: TOML and JSON have no tuples."""
+"""A tuple of names. A list is read as one, as TOML and JSON have no tuples."""
 
 
 class Table(BaseModel):
     """A frozen table. Unknown keys are errors, and no value is converted into another type.
 
-    A key with its default is not written: TOML has no null, and a key of a later version leaves earlier
-    output as it was.
+    A key with its default value is not written. TOML has no null, and output stays the same when a later
+    version adds a key.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -64,10 +65,10 @@ class Table(BaseModel):
 
 
 MAX_NESTING = 32
-"""Maximum depth of arrays and objects: Python's reader calls itself for each."""
+"""Maximum depth of arrays and objects. Python's JSON reader calls itself once for each level."""
 
 _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
-"""Pattern for a string, even one without an end, or a bracket."""
+"""Pattern for a string, even a string without an end, or for a bracket."""
 
 
 # -- JSON texts ----------------------------------------------------------------------------------------
@@ -76,7 +77,8 @@ _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 def parse(text: str) -> Any:
     """Read a JSON text (RFC 8259); numbers become floats. Raises ValueError.
 
-    Refuses, too, a member named twice, a number beyond binary64, and more nesting than MAX_NESTING.
+    Also refuses a text with two members of one name, a number beyond binary64, or more nesting than
+    MAX_NESTING.
     """
     depth = 0
     for token in _NESTING.findall(text):
@@ -89,7 +91,8 @@ def parse(text: str) -> Any:
 
 
 def agreement(value: Any, reference: Any) -> float:
-    """Return the share of two objects' members that are the same in both; 1 or 0 for other values."""
+    """Return the share of members that are the same in two objects, of all members' names in either. Other
+    values score 1 if equal, else 0."""
     if not (isinstance(value, dict) and isinstance(reference, dict)):
         return float(canonical(value) == canonical(reference))
     names = value.keys() | reference.keys()
@@ -97,13 +100,14 @@ def agreement(value: Any, reference: Any) -> float:
 
 
 def differing(value: dict[str, Any], reference: dict[str, Any]) -> list[str]:
-    """Return the names of the members in which two objects differ, the reference's first."""
+    """Return the names of the members in which two objects differ, the reference's members first."""
     left, right = ({name: canonical(one) for name, one in each.items()} for each in (value, reference))
     return [name for name in dict.fromkeys([*right, *left]) if left.get(name) != right.get(name)]
 
 
 def canonical(value: Any) -> str:
-    """Return a value that was read as text. Only equal values have the same text: true is not 1."""
+    """Return a value that `parse` has read, as JSON text. Only equal values have the same text: true is not
+    1."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -122,10 +126,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 MAX_DEPTH = 8
-"""Maximum depth of schemas within each other."""
+"""Maximum depth of nested schemas."""
 
 MAX_SCHEMAS = 128
-"""Maximum number of schemas in a schema, including itself."""
+"""Maximum number of schemas in a schema, itself included."""
 
 Type = Literal["object", "array", "string", "number", "integer", "boolean", "null"]
 Scalar = (
@@ -134,7 +138,8 @@ Scalar = (
     | Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
     | float
 )
-"""A value; an integer that exceeds a manifest's 64 bits becomes the binary64 that it means."""
+"""A value in `enum`. An integer beyond the 64 bits of a manifest's integers becomes the nearest binary64
+number."""
 Count = Annotated[int, Field(ge=0, le=MAX_ANSWER)]
 
 
@@ -181,7 +186,7 @@ class Schema(Table):
 
 
 def conforms(value: Any, schema: Schema) -> bool:
-    """Return whether a value that was read satisfies a schema."""
+    """Return whether a value that `parse` has read satisfies a schema."""
     if schema.types and not any(_is(value, name) for name in schema.types):
         return False
     if schema.enum and (isinstance(value, dict | list) or canonical(value) not in schema.listed):

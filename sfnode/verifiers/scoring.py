@@ -16,14 +16,15 @@ Row = Mapping[str, str]
 """Values of a row as text, keyed by column."""
 
 _BRACES = re.compile(r"(\\boxed\{)|(\{)|(\})|\\.", re.DOTALL)
-"""Pattern for the beginning of a box, other braces, and characters after a backslash, which do not count."""
+"""Pattern for the beginning of a box, other braces, and escaped characters, which do not count."""
 
 
 def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
     """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the row's values,
     except UserError VERIFIER_NOT_ALLOWED for a plug-in that may not run here.
 
-    Only the first MAX_ANSWER characters of either count. A missing column is empty.
+    Only the first MAX_ANSWER characters of the answer and of a row's value count. A missing column is an
+    empty text.
     """
     text = answer[:MAX_ANSWER]
     match verifier:
@@ -55,8 +56,7 @@ def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
 
 
 def remark(verifier: specs.Verifier, answer: str, row: Row) -> str:
-    """Return the fault of an answer in words, if its form shows more than the score does; otherwise an empty
-    text."""
+    """Return the fault in an answer's form, in words; an empty text if the score says all there is to say."""
     text = answer[:MAX_ANSWER]
     match verifier:
         case specs.Json():
@@ -70,7 +70,7 @@ def remark(verifier: specs.Verifier, answer: str, row: Row) -> str:
 
 
 def columns(verifier: specs.Verifier) -> tuple[str, ...]:
-    """Return the columns of a row that a verifier reads, in order, each once."""
+    """Return the columns of a row that a verifier reads, in order, each once; without those of a plug-in."""
     names: list[str] = []
     for leaf in specs.leaves(verifier):
         match leaf:
@@ -82,8 +82,8 @@ def columns(verifier: specs.Verifier) -> tuple[str, ...]:
 
 
 def texts(verifier: specs.Verifier, row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a row that a verifier reads, as text: as JSON unless they are text or a number. A
-    column without a value is left out. A plug-in reads all."""
+    """Return the values of a row that a verifier reads, as text. Lists, objects and booleans become JSON. A
+    column without a value is left out. A plug-in reads all columns."""
     every = any(isinstance(leaf, specs.Plugin) for leaf in specs.leaves(verifier))
     names = row.keys() if every else columns(verifier)
     found = {name: row[name] for name in names if row.get(name) is not None}
@@ -109,7 +109,8 @@ def problem(verifier: specs.Verifier, row: Row) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """Return the content of the closed box that begins last; None without one. Takes one pass."""
+    """Return the content of the closed box that begins last; None if there is no closed box. Takes one
+    pass."""
     opened: list[int | None] = []
     start, end = -1, -1
     for found in _BRACES.finditer(text):
@@ -146,7 +147,7 @@ def _close(text: str, reference: str, spec: specs.Numeric) -> bool:
 
 
 NOT_JSON = object()
-"""Stands for a text that is no JSON: None would be null, which is."""
+"""Stands for a text that is no JSON. None cannot, as it stands for JSON's null."""
 
 
 def _parsed(text: str) -> Any:
@@ -212,7 +213,8 @@ def _formatted(text: str, spec: specs.Format) -> bool:
 
 
 def _between(text: str, spec: specs.Extract) -> str | None:
-    """Return the text between the first or last opening marker with an end after it, and that end."""
+    """Return the text from the first opening marker, or the last one that has an end after it, to the next
+    end; None if either is missing."""
     if spec.which == "first":
         start = text.find(spec.begin)
     else:

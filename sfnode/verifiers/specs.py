@@ -1,4 +1,5 @@
-"""The kinds of verifiers, as data: a closed list, told apart by `kind` (docs/verifiers.md has their rules).
+"""The kinds of verifiers, as data: a closed list, in which `kind` names each (docs/verifiers.md has their
+rules).
 
 The meaning of a kind never changes. A later version may add kinds; a version that does not know a kind
 refuses it.
@@ -24,16 +25,18 @@ VERSION = 1
 """Version of the list of kinds."""
 
 MAX_MARKER = 64
-"""Maximum characters of a marker. A search takes up to this many comparisons for each character."""
+"""Maximum characters of a marker. A search for it takes up to this many comparisons for each character of the
+answer."""
 
 MAX_DEPTH = 4
-"""Maximum depth of verifiers within each other, including the outermost."""
+"""Maximum depth of nested verifiers, the outermost included."""
 
 MAX_COST = 10
-"""Maximum cost of a verifier and those within it. A cost is a time in milliseconds that no answer reaches."""
+"""Maximum cost of a verifier, with those within it. A cost is an upper bound on the time to score an answer,
+in milliseconds."""
 
 MAX_KEYS = 4 * MAX_DEPTH
-"""Maximum keys in the path to a wrong one. A sum in a sum takes three, and two lead to the last."""
+"""Maximum number of keys that an error shows of the path to a wrong key."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tolerance = Annotated[float, Field(ge=0, le=1e9)]
@@ -43,19 +46,20 @@ GivenMarker = Annotated[str, Field(min_length=1, max_length=MAX_MARKER)]
 
 # -- regular expressions -------------------------------------------------------------------------------
 
-# Regular expressions are matched by RE2, whose time is linear in the text: a backtracking engine can be made
-# to hang. RE2 comes with an extra: wheels for a new release of Python come months after it,
-# and without one an installation needs a compiler, RE2 and Abseil. Only this module imports it.
+# Regular expressions are matched by RE2, in time linear in the text; a backtracking engine can be made to
+# hang. RE2 comes with an optional extra: its wheels for a new release of Python appear months after the
+# release, and without a wheel an installation needs a compiler, RE2 and Abseil. Only this module imports it.
 MAX_PATTERN = 512
 """Maximum characters of a pattern."""
 
 MAX_PROGRAM = 128
-"""Maximum instructions of RE2's program for a pattern. Each byte of a text costs up to that many steps.
-Repeats are written out, and a Unicode class such as \\pL takes over a thousand."""
+"""Maximum instructions of RE2's program for a pattern. Each byte of a text costs up to this many steps. The
+program has one copy of the repeated part for each repeat, and a Unicode class such as \\pL takes over a
+thousand instructions."""
 
 _MEMORY = 256 * 1024
-"""Memory for RE2's cache of states, in bytes. With more, a hostile text that fills it again and again takes
-longer."""
+"""Memory for RE2's cache of states, in bytes. A hostile text fills the cache again and again, which takes
+longer the larger it is."""
 
 
 def library() -> Any:
@@ -95,7 +99,8 @@ def compiled(pattern: str) -> Any:
 
 
 def matches(pattern: str, text: str, *, whole: bool) -> bool:
-    """Return whether a text matches, or has a part that does. Raises as `compiled` does."""
+    """Return whether a text (with `whole`), or a part of it (without), matches a pattern. Raises as
+    `compiled` does."""
     program, encoded = compiled(pattern), text.encode(errors="replace")
     return (program.fullmatch(encoded) if whole else program.search(encoded)) is not None
 
@@ -107,7 +112,7 @@ class VerifierKind(Table):
 
 
 class Exact(VerifierKind):
-    """The answer is the row's value, to the character."""
+    """The answer equals the row's value, character for character."""
 
     kind: Literal["exact"] = "exact"
     column: Name
@@ -117,18 +122,19 @@ class Exact(VerifierKind):
 
 
 class Numeric(VerifierKind):
-    """The first, last or only number of the answer equals the last number of the row's value."""
+    """The first, last or only number of the answer (`which`) equals the last number of the row's value,
+    within a tolerance."""
 
     kind: Literal["numeric"] = "numeric"
     column: Name
     which: Which = "last"
     absolute: Tolerance = 0.0
     relative: Tolerance = 0.0
-    """Tolerance as a share of the row's number. The larger of the two tolerances counts."""
+    """Tolerance as a share of the row's number. The larger of `absolute` and this tolerance counts."""
 
 
 class Regex(VerifierKind):
-    """A part of the answer, or the whole of it, matches a regular expression of RE2's syntax.
+    """The answer (with `whole`), or a part of it (without), matches a regular expression of RE2's syntax.
 
     Reading a pattern raises UserError EXTRA_MISSING if RE2 is not installed.
     """
@@ -146,7 +152,8 @@ class Regex(VerifierKind):
 
 
 class Json(VerifierKind):
-    """The answer is JSON that satisfies a schema, and equals the row's value if there is a column."""
+    """The answer is JSON that satisfies a schema. With a `column` the score is its agreement with the row's
+    value (`schemas.agreement`); without, 1."""
 
     cost: ClassVar[int] = 2
     kind: Literal["json"] = "json"
@@ -155,26 +162,28 @@ class Json(VerifierKind):
 
 
 class Countdown(VerifierKind):
-    """The answer is an arithmetic expression that makes the row's target from the row's numbers."""
+    """The answer is an arithmetic expression that uses the row's numbers and has the row's target as its
+    value."""
 
     kind: Literal["countdown"] = "countdown"
     numbers: Name
-    """Column with the numbers, separated in any way."""
+    """Column with the numbers, with any separators between them."""
     target: Name
     uses: Literal["exactly-once", "at-most-once"] = "exactly-once"
     well_formed: Share = 0.0
-    """Score of any other readable expression."""
+    """Score of any other expression that can be read."""
 
 
 class CodeVerifier(VerifierKind):
-    """The answer is Python that defines the functions and imports only these packages. It is never run."""
+    """The answer is a Python program that defines the `functions` and imports only the packages in `imports`.
+    It is never run."""
 
     cost: ClassVar[int] = 3
     kind: Literal["code"] = "code"
     functions: Annotated[dict[Name, Names], Field(max_length=MAX_LISTED)] = Field(default_factory=dict)
     """Names of the parameters, in order, keyed by the name of the function."""
     imports: Names = ()
-    """Top-level packages."""
+    """Top-level packages that the program may import."""
 
 
 class Length(VerifierKind):
@@ -192,7 +201,8 @@ class Length(VerifierKind):
 
 
 class Format(VerifierKind):
-    """The answer has the markers, in this order and without overlap."""
+    """The answer `begins` with, `contains` and `ends` with these markers, in this order and without
+    overlap."""
 
     kind: Literal["format"] = "format"
     begins: Marker = ""
@@ -225,14 +235,14 @@ class Extract(VerifierKind):
 
 
 class Term(Table):
-    """A part of a sum."""
+    """A weighted verifier of a sum."""
 
     weight: float = Field(gt=0, le=1)
     verifier: Verifier
 
 
 class SumVerifier(VerifierKind):
-    """The weighted mean of other scores."""
+    """The weighted mean of other verifiers' scores."""
 
     cost: ClassVar[int] = 0
     kind: Literal["sum"] = "sum"
@@ -249,13 +259,13 @@ class SumVerifier(VerifierKind):
 class Plugin(VerifierKind):
     """A function of a Python file outside the manifest scores the answer, if permitted (`plugins`).
 
-    Nothing is known of its time, and nothing here runs it.
+    Its running time is unknown. This module does not run it.
     """
 
     cost: ClassVar[int] = 0
     kind: Literal["plugin"] = "plugin"
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """SHA-256 of the file."""
+    """SHA-256 of the file, in hex."""
     function: Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=MAX_NAME)]
 
     @property
@@ -288,7 +298,8 @@ _READER: TypeAdapter[Any] = TypeAdapter(Verifier)
 def read(data: Any) -> Verifier:
     """Read a verifier from plain data.
 
-    Raises ValueError with the name of the wrong key, and UserError EXTRA_MISSING for a regex without RE2.
+    Raises ValueError with the name of the wrong key. Raises UserError EXTRA_MISSING for a regex if RE2 is not
+    installed.
     """
     try:
         found: Verifier = _READER.validate_python(data)
@@ -301,8 +312,8 @@ def read(data: Any) -> Verifier:
 
 
 def _key(place: Sequence[int | str]) -> str:
-    """Return the path of a wrong key in the data. pydantic adds the kind of every verifier to the path, which
-    is removed. If the data are nested too deep to be read, the path's beginning suffices."""
+    """Return the path of a wrong key in the data. pydantic adds the kind of every verifier to the path; it is
+    removed. Of a longer path only the first MAX_KEYS keys are returned."""
     keys: list[str] = []
     at_verifier = True
     for part in place:
@@ -313,7 +324,7 @@ def _key(place: Sequence[int | str]) -> str:
 
 
 def within(verifier: Verifier) -> tuple[Verifier, ...]:
-    """Return the verifiers within another one."""
+    """Return the verifiers directly within another one."""
     match verifier:
         case Boxed() | Extract():
             return (verifier.then,)
@@ -323,7 +334,7 @@ def within(verifier: Verifier) -> tuple[Verifier, ...]:
 
 
 def leaves(verifier: Verifier) -> Iterator[Verifier]:
-    """Yield the verifiers that contain no other one, in order."""
+    """Yield the innermost verifiers, which contain no other one, in order."""
     others = within(verifier)
     if not others:
         yield verifier

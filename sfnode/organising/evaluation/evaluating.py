@@ -1,13 +1,14 @@
-"""Evaluations of a closed epoch before its seal: whether there is time for one, and its result.
+"""Evaluations of closed epochs before their seals: whether there is time for an evaluation, and its result.
 
     an epoch is     left when
     planned         a measurement is asked for: the contribution of each feed first, then the rest
     under way       the answer comes; back to planned, if there is a rest
     answered        the next epoch is planned; the result is signed once the epoch is sealed
 
-The feeds that the seal will skip are left out. If it then skips other feeds, the result is of another model,
-and is not published. Searches say what is measured of an epoch (`searching`), and how much of the organiser's
-own time may be spent; without them everything is measured or nothing.
+The evaluated model leaves out the feeds that the seal will skip. If the seal then skips other feeds, the
+sealed model is another one, and the result is not published. A `Search` says what is measured of an epoch,
+and how much of the organiser's own time may be spent (`searching`). Without a search an epoch is evaluated on
+all rows or not at all.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class _Asked:
     result: Evaluated | None = None
     """Result, until it is signed after the epoch's seal."""
     took: float = 0.0
-    """Seconds from the plan to the last answer."""
+    """Seconds from the plan to the latest answer."""
     altered: bool = False
     """Whether the sealed model differs from the evaluated one. The result is then not published."""
     rest: EpochPlan | None = None
-    """Remaining measurements, which are asked for once nothing is under way."""
+    """Remaining measurements, which are requested once no measurement is under way."""
     skipped: frozenset[int] = frozenset()
     """Feeds that the evaluation leaves out."""
     rows: int = 0
@@ -52,7 +53,7 @@ class _Asked:
 
 
 class Evaluations:
-    """The evaluations of one organiser, from one start to the next."""
+    """The evaluations of one organiser, from its start to the next restart."""
 
     def __init__(self, policy: OrganiserPolicy, search: Search | None, now: float) -> None:
         self._policy = policy
@@ -66,9 +67,9 @@ class Evaluations:
     # -- before the seal ---------------------------------------------------------------------------
 
     def plan(self, run_state: RunState, now: float, *, last: bool, waiting: bool) -> None:
-        """Plan, once, what is measured of the oldest epoch without a seal. It waits until there is time,
-        unless the epoch is the `last` one or was closed to recount skipped work (`waiting`). Any other epoch
-        without updates has nothing to measure."""
+        """Plan, once, what is measured of the oldest epoch without a seal. The plan waits until there is
+        time, unless the epoch is the `last` one or was closed to recount skipped work (`waiting`). An epoch
+        without updates is measured only in these two cases."""
         epoch, search = run_state.sealed, self._search
         if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
             return
@@ -84,13 +85,14 @@ class Evaluations:
         self._asked = _Asked(epoch, now, rest=plan)
 
     def is_due(self, epoch: int) -> bool:
-        """Return whether a measurement of an epoch should be asked for now."""
+        """Return whether a measurement of an epoch should be requested now."""
         asked = self._asked
         return asked.epoch == epoch and asked.rest is not None and not asked.running
 
     def ask(self, skipped: Iterable[int], recounted: Iterable[Recount]) -> Evaluate:
-        """Return the measurement that is due: first the contribution of each feed, then the rest along the
-        work that the seal will count. That is all feeds but the `skipped` ones, and the `recounted` work."""
+        """Return the request for the measurement that is due: first the contribution of each feed, then the
+        rest. The rest is measured for the work that the seal will count: all feeds except `skipped`, and the
+        `recounted` work."""
         asked, plan = self._asked, self._asked.rest
         assert plan is not None
         asked.skipped, asked.running = frozenset(skipped), True
@@ -101,7 +103,7 @@ class Evaluations:
         return Evaluate(asked.epoch, *part, asked.skipped, frozenset(recounted))
 
     def is_under_way(self, epoch: int) -> bool:
-        """Return whether an answer about an epoch is outstanding."""
+        """Return whether the answer to a request about an epoch is outstanding."""
         return self._asked.epoch == epoch and self._asked.running
 
     def is_awaited(self, epoch: int, now: float) -> bool:
@@ -109,8 +111,8 @@ class Evaluations:
         return self.is_under_way(epoch) and now - self._asked.at < self._policy.seal_wait
 
     def sealing(self, epoch: int, skipped: Iterable[int], *, less: bool) -> None:
-        """Note the feeds that the seal of an epoch skips. `less`: the other feeds count for nothing, or with
-        a factor that was not evaluated."""
+        """Record the feeds that the seal of an epoch skips. `less`: the other feeds count for nothing, or
+        with another factor than the evaluated one."""
         asked = self._asked
         if asked.epoch == epoch:
             asked.altered = asked.altered or less or asked.skipped != set(skipped)
@@ -121,7 +123,7 @@ class Evaluations:
         """Take in the answer to the evaluation under way; return the measured contributions."""
         asked = self._asked
         asked.running = False
-        share = self._share(run_state)  # as of the question: the rate may have settled since
+        share = self._share(run_state)  # as when asked: the answer may settle the rate
         self._tell_search(event, run_state)
         self._pause(share, now)
         bases = (base for base in (event.base, event.calibrated) if base)
@@ -135,7 +137,7 @@ class Evaluations:
         if search := self._search:
             scored, rows = event.result is not None, event.found.rows if event.found else 0
             beyond = max(0, rows - self._asked.searched) * len(AMOUNTS)
-            cost = event.forwards - beyond  # the cost of saving an epoch is no debt of later ones
+            cost = event.forwards - beyond  # rows beyond the plan are no debt of later epochs
             search.ended(event.epoch, event.found, cost, scored=scored, run_state=run_state)
 
     def _share(self, run_state: RunState) -> float:
@@ -146,12 +148,11 @@ class Evaluations:
         return self._policy.young_share if young else self._policy.share
 
     def _pause(self, share: float, now: float) -> None:
-        """Delay the next evaluation, so that this one takes no more than its share of the organiser's
-        time."""
+        """Delay the next evaluation so that this one takes no more than `share` of the organiser's time."""
         asked = self._asked
         asked.took, took = now - asked.at, now - asked.at - asked.took
         pause = took / share if share else float("inf")
-        self._from = max(self._from, asked.at - pause) + pause  # one may be made up for
+        self._from = max(self._from, asked.at - pause) + pause  # one missed pause may be made up for
 
     def result(self, run_state: RunState) -> Evaluated | None:
         """Return the next result to sign, of the base model or of a sealed epoch; None if there is none."""

@@ -1,47 +1,50 @@
-"""Evidence about members, by the contribution of their work in each epoch as measured before the seal.
+"""Evidence about members, from the contribution of their work in each epoch as measured before the seal.
 
-The engine measures it (`sfnode.engine.line`), from one gradient on validation rows whatever the number of
-origins. Its figures stand in the control feed as Worth decisions (SPEC O16). The evidence here is a function
-of these alone, so all readers of the feed know for whom it speaks.
+The engine measures contributions (`sfnode.engine.line`) with one gradient on validation rows, whatever the
+number of origins. They are published in the control feed as Worth decisions (SPEC O16). The evidence here is
+a function of these decisions alone, so all readers of the feed come to the same evidence.
 
-Theory of operation. If the scalars of n updates are useless (random signs), their score z adds up to a random
-walk with steps of variance 1 / n, however large the scalars are. If they were measured, it drifts by
-m sqrt(n). Updates of one mini-batch share its peculiarities, and n counts as many independent updates as
-would say as much (`alike`). m is estimated from the swarm, by the median over its members. The test asks for
-SHARE of that, because a useful member with rows of another kind agrees less with the validation rows. With
-d = SHARE * m, two sums over epochs follow, and a comparison:
+Theory of operation. The score z of n updates of a feed in one epoch has variance 1. Its mean is 0 if the
+scalars are useless (random signs), however large they are. If the scalars were measured, its mean is
+m sqrt(n), and m is called the drift. Updates of one mini-batch share its peculiarities; n is the number of
+independent updates that would say as much (`alike`). The usual m is estimated as a median over the members of
+the swarm. A useful member whose rows are of another kind agrees less with the validation rows. The test
+therefore expects only d = SHARE * m of a useful member. Two sums over epochs follow, and a comparison:
 
-    for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
-              It is kept at or below MOST_EVIDENCE, so that a member that turns hostile is found as soon as a
-              newcomer. One epoch of new work adds no more than that, and takes twice as much at most
-              (LEAST_BY_EPOCH). Work is skipped while the sum is below TRUSTED_FROM, where it begins (a lower
-              bound where hardly any evidence comes: SOON). Skipped work counts after all (is recounted) once
-              the sum, in which skipped work is included, is above RECOUNTED_FROM; so nobody can hide bad work
-              behind good. Waiting costs little, and work that has counted stays. Just before a run ends all
-              waiting work of members above RECOUNTED_AT_LAST counts, with a factor of its own.
-    agreement the member's likely drift as a share of the usual one, as members differ: how far its scores lie
-              from the median member's in the same epochs, shrunk by as much as chance alone makes members
-              differ (empirical Bayes; DerSimonian and Laird 1986). Work is skipped while that is below
-              WORTHWHILE, too. The sum above asks whether the scores of one member alone tell it from a
-              useless one. That takes hundreds of updates where scores say little; a member that teaches a
-              wrong label differs from the others long before.
-    against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
-              e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings. By Ville's inequality it exceeds
-              1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On average it only
-              grows where the drift is below -d / 2: useless work is skipped, never revoked.
+    for       the log-likelihood ratio of `drifts by d` against `does not drift`: the sum of
+              d sqrt(n) z - d^2 n / 2. It is kept at or below MOST_EVIDENCE, so that a member that turns
+              hostile is found as soon as a hostile newcomer. One epoch of new work adds MOST_EVIDENCE at
+              most, and takes away twice as much at most (LEAST_BY_EPOCH). Work is skipped while the sum is
+              below TRUSTED_FROM, its value at the start (a lower bound if epochs bring hardly any evidence:
+              SOON). Skipped work counts after all (is recounted) once the sum is above RECOUNTED_FROM.
+              Skipped work is part of the sum, so nobody can hide bad work behind good work. Waiting costs
+              little, and work that has counted stays. Just before a run ends, all waiting work of members
+              above RECOUNTED_AT_LAST counts, with a factor of its own.
+    agreement the member's likely drift as a share of the usual drift. It follows from the distance of its
+              scores to the median member's in the same epochs. The distance is shrunk by the part that chance
+              alone explains (empirical Bayes; DerSimonian and Laird 1986). Work is also skipped while the
+              agreement is below WORTHWHILE. The sum above asks whether the scores of one member alone
+              distinguish it from a useless member. That takes hundreds of updates where scores say little; a
+              member that teaches a wrong label differs from the others long before.
+    against   the wealth of a bet against `does no harm` (a drift of 0 or more): the product of
+              e^(-d sqrt(n) z - d^2 n / 2) over epochs, averaged over the epochs in which harm may have begun.
+              By Ville's inequality the wealth of a harmless member exceeds 1 / FALSE_REVOCATIONS with a
+              probability of at most FALSE_REVOCATIONS, however long the run is. On average it grows only if
+              the drift is below -d / 2. Members who are merely useless are therefore skipped, not revoked.
 
-In a first-order run one cosine of an update with the slopes says as much as hundreds of scalars, and there
-are few updates. A score covers SCORED_ROUNDS, and tells by itself, beside the median member's. The evidence
-is the log-likelihood ratio of `as good as others` against `of no use`, s z - s^2 / 2, with the usual score s
-(at least LEAST_SCORE) and a member's score z. Work is skipped while the evidence is below LIKELY. The further
-it falls below twice LIKELY, the higher it must rise before work counts again, up to TRUSTED_FROM. Otherwise a
-member that flips signs would count again merely because later scores say less. Nothing is added up, and
-nobody is revoked. Limits bound the harm of a round, and a skipped member does none.
+A first-order run has few updates, but the cosine of one update with the slopes says as much as hundreds of
+scalars. A score covers SCORED_ROUNDS rounds. It is compared with the median member's score, and nothing is
+added up from score to score. The evidence is the log-likelihood ratio of `as good as others` against `of no
+use`, s z - s^2 / 2, with the usual score s (at least LEAST_SCORE) and a member's score z. Work is skipped
+while the evidence is below LIKELY. If the evidence has fallen below twice LIKELY, it must rise higher before
+work counts again: the further it fell the higher, up to TRUSTED_FROM. Otherwise a member that flips signs
+would count again merely because later scores say less. Nobody is revoked. Limits bound the harm of a round,
+and a skipped member does none.
 
-Scores do not depend on the size of scalars. Work that weighs far more in one epoch than the updates of others
-(OUTLIER) is skipped by the seal of that epoch and never recounted. A member that often makes such work is
-skipped (OFTEN), and EXTREME work takes evidence to make good. Work that is merely large is found by its size
-(`feeds`).
+Scores do not depend on the size of scalars. The seal of an epoch therefore skips work that weighs far more
+than the updates of others (OUTLIER), and it is never recounted. All work of a member that often makes such
+work is skipped (OFTEN). EXTREME work sets its member's evidence back, so that good work must make up for it.
+Large scalars that are no outliers are found by their size (`feeds`).
 """
 
 from __future__ import annotations
@@ -69,138 +72,147 @@ HOSTILE = 0.3
 
 TRUSTED_FROM = 0.0
 """Minimum evidence, a log-likelihood ratio, at which work counts at once. A member without measurements has
-just as much. With a minimum of log 3/7 twice as much useless work counted (docs/research-log.md). At log 3/7
-a member is as likely useful as not, if a share of HOSTILE is hostile."""
+exactly this evidence. With a minimum of log 3/7, at which a member is as likely useful as useless if a share
+of HOSTILE is hostile, twice as much useless work counted (docs/research-log.md)."""
 
 DOUBTED = -2.0
-"""Score below which a member's work in an epoch of a linear head is skipped, until it is measured again.
+"""Score below which a member's work is skipped, until it is measured again, if the run trains a linear head.
 
-Scores are no random walk there. Thousands of updates are measured on one member's few hundred rows, and each
-epoch's on the same validation rows. Any chance disagreement of these rows continues from epoch to epoch, and
-adds up to any evidence. So one honest member of four was skipped in all of a run on SST-2. Hence nothing is
-added up and nobody revoked. A score is the worth's over the rows (SPEC O16).
+Scores of different epochs are not independent in such a run. Thousands of updates come from a member's few
+hundred rows, and all epochs are scored on the same validation rows. A chance disagreement between these rows
+continues from epoch to epoch, and its sum would pass for evidence. With sums, one honest member of four was
+skipped throughout a run on SST-2. Therefore nothing is added up, and nobody is revoked. The score of a part
+is its worth in standard errors over the rows (SPEC O16).
 """
 
 SCORED_ROUNDS = 16
-"""Number of rounds over which a score is taken in a first-order run, about as many as a run has. Noise
-hides the direction of one round's updates, and their sum shows it. With 8 rounds three members who
-flip signs cost seven nodes 5 % of their gain, with 16 rounds 3 % (benchmarks/first_order.py)."""
+"""Number of rounds that a score covers in a first-order run, about as many as a run has. Noise hides the
+direction of the updates of one round; the sum over rounds shows it. Three members who flip signs cost seven
+honest nodes 5 % of their gain if a score covers 8 rounds, and 3 % if it covers 16
+(benchmarks/first_order.py)."""
 
 LEAST_SCORE = 0.7
-"""Minimum score assumed for the usual member in a first-order run. Hostile members may pull the median down,
-or little may be left to learn; members who drift the other way are told from this score. With 0 three who
-flip signs cost 9 % of the gain; with 1.5 a fifth more honest work was skipped."""
+"""Minimum score assumed for the usual member in a first-order run. The median score may be lower, if hostile
+members pull it down or little is left to learn. With this minimum, members who drift the other way are
+recognised even then. With a minimum of 0, three members who flip signs cost 9 % of the gain; with 1.5, a
+fifth more honest work was skipped."""
 
 LIKELY = math.log(HOSTILE / (1 - HOSTILE))
-"""Minimum evidence at which work continues to count in a first-order run, where evidence is measured anew and
-not added up. It is the log odds of HOSTILE."""
+"""Minimum evidence at which work continues to count in a first-order run. There each measurement replaces the
+evidence, and nothing is added up. The value is the log odds of HOSTILE."""
 
 RECOUNTED_FROM = 1.0
-"""Minimum evidence at which skipped work counts after all, if it was made at no larger rate than the present
-one. Otherwise work of members of all kinds has spoilt runs (docs/research-log.md). The minimum is above
-TRUSTED_FROM, as a third of useless members comes back to that at some time."""
+"""Minimum evidence at which skipped work counts after all, if it was made at the present rate or a smaller
+one. Work at larger rates has spoilt runs, whoever made it (docs/research-log.md). The minimum is above
+TRUSTED_FROM, because the evidence of a third of useless members returns to TRUSTED_FROM at some time."""
 
 GAIN_BY_COST = 3.0
-"""Gain of a useful update, as a multiple of the cost of a useless one. Line searches take about half of the
-best step. There the gain is three quarters of slope times step, and the cost one quarter."""
+"""Gain from a useful update, as a multiple of the cost of a useless update. Line searches take about half of
+the best step. For half of the best step the gain is three quarters of slope times step, and the cost one
+quarter."""
 
 RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
-"""Minimum evidence at which skipped work counts just before a run ends. At this evidence such work gains as
-much as it costs, if a share of HOSTILE is useless."""
+"""Minimum evidence at which skipped work counts just before a run ends. At this evidence the expected gain
+from such work equals its expected cost, if a share of HOSTILE is useless."""
 
 WORTHWHILE = 1 / (1 + GAIN_BY_COST)
 """Minimum drift, as a share of the usual drift, at which an update gains more than it costs."""
 
 SOON = 1 / 8
-"""Minimum evidence, as one epoch brings it for a useful member on average, with which work must wait below
-TRUSTED_FROM. If epochs bring less, the bound is lower, down to RECOUNTED_AT_LAST, from which on work gains as
-much as it costs. Otherwise waiting would never end where scores say hardly anything."""
+"""Minimum evidence that an epoch must bring for a useful member on average if TRUSTED_FROM is to be the bound
+below which work waits. If epochs bring less, the bound is lower, down to RECOUNTED_AT_LAST, at which work
+gains as much as it costs. Otherwise work would wait without end where scores say hardly anything."""
 
 MOST_EVIDENCE = 2.0
-"""Maximum evidence kept for a member. A useless member reaches it in one of e^2 = 7 cases. From there one of
-55 honest members with the usual drift falls below TRUSTED_FROM."""
+"""Maximum evidence kept for a member. A useless member reaches this maximum in one of e^2 = 7 cases. Of
+honest members who have reached it and have the usual drift, one in 55 falls below TRUSTED_FROM later."""
 
 LEAST_BY_EPOCH = -2 * MOST_EVIDENCE
 """Minimum (largest negative) evidence that one epoch of a feed brings for new work; the maximum is
-MOST_EVIDENCE. So flipped work loses up to twice what good work gains. Updates of an epoch were measured at
-the same weights, in the middle of the same step. Where others have spoilt these, hundreds are wrong at once,
-which is one event. Without this minimum one such epoch took 30. Its author waited until the end, as later
-epochs bring less."""
+MOST_EVIDENCE. An epoch of flipped work thus loses up to twice the evidence that an epoch of good work gains.
+All updates of an epoch are measured at the same weights, in the middle of the same step. Where others have
+spoilt these weights, hundreds of updates are wrong at once, for a single reason. Without this minimum one
+such epoch took 30 from a member's evidence. Later epochs bring less, so its work waited until the end of the
+run."""
 
 SHARE = 2 / 3
-"""Share of the usual drift that the test asks for. On average evidence then favours every member with more
-than a third of the usual drift. If the test asked for the full drift, every second honest member would be
-skipped at some time. If it asked for half, half as much again of useless work would count."""
+"""Share of the usual drift that the test expects of a useful member. On average evidence then favours every
+member with more than a third of the usual drift. If the test expected the full drift, every second honest
+member would be skipped at some time. If it expected half, one and a half times as much useless work would
+count."""
 
 FALSE_REVOCATIONS = 1e-4
 """Share of harmless members who are revoked by accident in a whole run."""
 
 LEAST_MEMBERS = 3
-"""Minimum number of measured members from whom anything is concluded about vouched members, unless their work
-is skipped already. Of two nobody can say which one is usual. Strangers are still judged by vouched members
-(`references`)."""
+"""Minimum number of measured members from whom anything is concluded about vouched members whose work counts.
+Of two members nobody can say which one is usual. With fewer members, strangers are still judged by the
+vouched members (`references`)."""
 
 MEMORY = 0.95
-"""Factor by which each measured epoch of a member reduces the weight of its earlier measurements, in its
-drift and in its share of outliers. The drift of all members falls as a run continues. With 0.98, where it had
-fallen from 0.7 to 0.1, three times as many epochs of honest newcomers were skipped (docs/research-log.md)."""
+"""Factor on the weight of a member's earlier measurements, in its drift and in its share of outliers, for
+each newly measured epoch. Earlier measurements must fade, as the drift of all members falls during a run. In
+a run in which it fell from 0.7 to 0.1, three times as many epochs of honest newcomers were skipped with a
+factor of 0.98 (docs/research-log.md)."""
 
 LONG_MEMORY = 0.98
-"""MEMORY for comparisons of members in the same epochs, in which nothing falls. With 0.95 a seventh less of
-flipped work was skipped."""
+"""The same factor for differences between members in the same epochs, which do not fall during a run. With a
+factor of 0.95 a seventh less of flipped work was skipped."""
 
 OUTLIER = 16.0
 """Weight of a feed's updates above which the feed is an outlier, as a multiple of the median member's.
 
-Without a measured limit a scalar may be hundreds of times the usual size. With one, 8 times their root mean
-square before the run and two to five times less later, hardly any outlier occurs, and evidence must do.
-(Three who scaled on AG News were outliers one to nine times in a run of 25 epochs.) Scalars of honest nodes
-have heavy tails. With 8 two in a hundred of their updates were an outlier's, and lost for good.
+Without a measured scalar limit a scalar may be hundreds of times the usual size. A measured limit is 8 times
+the root mean square of scalars before the run; relative to later scalars it is two to five times less. With
+such a limit there is hardly any outlier, and evidence must suffice. (On AG News each of three members who
+scaled their scalars was an outlier in one to nine epochs of 25.) Scalars of honest nodes have heavy tails. If
+OUTLIER were 8, two in a hundred of their updates would be part of an outlier, and lost for good.
 """
 
 EXTREME = 128.0
-"""Weight, as a multiple of the median member's, above which rows of any kind cannot explain an outlier. It
-sets its member's evidence so far back that good work must make up for it. Of 52 honest outliers among 60,000
-updates without a limit the largest weighed 125 times as much as the median."""
+"""Weight, as a multiple of the median member's, above which no kind of rows can explain an outlier. Such an
+outlier sets its member's evidence so far back that good work must make up for it. Among 60,000 updates
+without a scalar limit there were 52 honest outliers; the largest had 125 times the median weight."""
 
 OFTEN, NEWCOMER = 1 / 3, 3.0
-"""Maximum share of a member's epochs in which oversized scalars may be accidents, and number of good epochs
-that a newcomer is credited with. A member that blows scalars up by 30 is an outlier in six epochs of ten. Of
-16 honest members without a limit, once the others had nothing left to learn, one was an outlier in one epoch
-of seven, and nobody else in one of twenty."""
+"""Maximum share of a member's epochs in which oversized scalars are taken for accidents, and number of good
+epochs with which a newcomer is credited. A member that multiplies its scalars by 30 is an outlier in six
+epochs of ten. Of 16 honest members without a scalar limit, one was an outlier in one epoch of seven, when the
+others had nothing left to learn; each other member was an outlier in fewer than one epoch of twenty."""
 
 FAR = 2.0
-"""Maximum difference of a member's drift from the usual one, as a multiple of the usual drift plus a standard
-error. Larger differences are cut to it. Otherwise the chance differences of others would pass for real where
-a few lie further off."""
+"""Maximum difference of a member's drift from the usual drift, as a multiple of the sum of the usual drift
+and a standard error. Larger differences are reduced to this maximum. Otherwise a few members with large
+differences would make the chance differences of all others look real."""
 
 MEDIAN_ERROR = 1.25
-"""Standard error of a median of normal numbers, as a multiple of their mean's: the root of pi / 2."""
+"""Standard error of the median of normal numbers, as a multiple of the standard error of their mean: the root
+of pi / 2."""
 
 SQUARE, SQUARE_ERROR = 0.455, 1.06
-"""Median of the square of a standard normal number, and its standard error for one number: half of the
-reciprocal of the density there, which is 0.471."""
+"""Median of the square of a standard normal number, and the standard error of the median of n such squares
+times sqrt(n). The latter is 1 / (2 p), where p = 0.471 is the density of the square at its median."""
 
 PARTS_PER_WORTH = 7_000
-"""Maximum number of parts in one decision. At 28 bytes each they fit MAX_DECISION."""
+"""Maximum number of parts in one Worth decision. At 28 bytes each, they fit into MAX_DECISION."""
 
 
 DISPERSED = 5.0
-"""Variance of an honest score in a first-order run, as a multiple of a random vector's. Cosines of
-mini-batches of 8 with the validation gradient vary by 0.12, while chance makes 0.055 in 336 cells. Gradients
-and their noise lie along the same few directions."""
+"""Variance of an honest member's score in a first-order run, as a multiple of the variance for random
+vectors. Cosines between gradients of 8 rows and the validation gradient have a standard deviation of 0.12.
+For random vectors in 336 cells it is 0.055. Gradients are less random, because they and their noise lie along
+the same few directions."""
 
 UNLIKE = 0.1
-"""Variance of the cosine of a mini-batch's gradient and the validation gradient, from one mini-batch to the
-next: 0.31^2 for 32 answers of the untrained SmolLM2 (docs/research-log.md). It grows as a run learns."""
+"""Variance over mini-batches of the cosine between a mini-batch's gradient and the validation gradient:
+0.31^2 for 32 answers of the untrained SmolLM2 (docs/research-log.md). It grows as a run learns."""
 
 
 def alike(training: Training) -> float:
-    """Return the number of updates that together say as much about their author as one update that is
-    measured alone.
+    """Return the number of updates that together say as much about their author as one independent update.
 
-    A group's updates share one mini-batch. Its peculiarities show wherever two of them change the same cell
-    of a core, which happens with probability 1 / rank^2 in each layer.
+    A group's updates share one mini-batch. Two of these updates share its peculiarities wherever they change
+    the same cell of a core. In each layer they do so with probability 1 / rank^2.
     """
     if training.is_first_order:
         return DISPERSED
@@ -208,8 +220,8 @@ def alike(training: Training) -> float:
 
 
 def parts_of(shares: Mapping[Feed, StepShare], run_state: RunState) -> tuple[Part, ...]:
-    """Return the measurements as the parts of a Worth, ascending by feed; nothing if any figure is not
-    finite."""
+    """Return the measurements as the parts of a Worth, in ascending order of feed numbers; empty if any
+    figure is not finite."""
     figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
         return ()
@@ -218,9 +230,9 @@ def parts_of(shares: Mapping[Feed, StepShare], run_state: RunState) -> tuple[Par
 
 
 def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
-    """Return the decisions that publish these parts. Feeds are dealt out evenly among the decisions, because
-    the usual score follows from one decision alone. Members who have come together would otherwise be
-    compared with each other only."""
+    """Return the Worth decisions that publish these parts. The usual score is found from one decision alone.
+    Feeds are therefore distributed in turn among the decisions; otherwise members who joined at the same time
+    would be compared only with each other."""
     count = math.ceil(len(parts) / PARTS_PER_WORTH)
     return [Worth(epoch, rows, tuple(parts[first::count])) for first in range(count)]
 
@@ -237,9 +249,9 @@ class FeedScore(NamedTuple):
 
     feed: int
     updates: float
-    """Number of independent updates."""
+    """Number of independent updates that say as much as the feed's updates (`alike`)."""
     score: float
-    """Mean of their cosines beyond chance, in standard deviations."""
+    """Agreement of the updates with the validation rows, in standard deviations of useless updates."""
 
 
 def _scored(part: Part, alike: float) -> FeedScore:
@@ -253,24 +265,26 @@ class Evidence:
     updates: int = 0
     """Number of measured updates."""
     worth: int = 0
-    """Sum of their worths at factor 1, in units of 10^-9 nats."""
+    """Sum of the worths of these updates at factor 1, in units of 10^-9 nats."""
     useful: float = 0.0
-    """Evidence that the member is useful, as a log-likelihood ratio; at most MOST_EVIDENCE. One epoch changes
-    it by a bounded amount."""
+    """Evidence that the member is useful, as a log-likelihood ratio; at most MOST_EVIDENCE. Its change by one
+    epoch of a feed is bounded, too (LEAST_BY_EPOCH)."""
     balance: float = 0.0
-    """The same ratio without that bound. It decides whether skipped work counts."""
+    """The same ratio without a bound on its change by one epoch. It decides whether skipped work is
+    recounted."""
     harm_since: int | None = None
-    """Epoch in which evidence of harm began to grow; None if there is none. Stays once `harmful`."""
+    """Epoch in which evidence of harm began to grow; None if there is no such evidence. Fixed once `harmful`
+    is set."""
     harmful: bool = False
-    """Whether the member's work evidently does harm. Stays once it is set."""
+    """Whether the member's work evidently does harm. Never reset."""
     bound: float = TRUSTED_FROM
     """Minimum evidence at which the member's work counts."""
     agreement: float = 1.0
     """Likely drift of the member, as a multiple of the usual drift."""
     _drift: float = 0.0
-    """Discounted sum of sqrt(n) z over epochs."""
+    """Discounted sum of sqrt(n) z over epochs, where z is the score of n updates."""
     weight: float = 0.0
-    """Discounted sum of n: updates with a known drift."""
+    """Discounted sum of n over epochs."""
     beyond: float = 0.0
     """Discounted sum of sqrt(n) z - n mu, where mu is the median member's mean score in an epoch."""
     usual: float = 0.0
@@ -278,7 +292,8 @@ class Evidence:
     compared: float = 0.0
     """Discounted sum of n over epochs with a known mu."""
     _rounds: list[tuple[int, float]] = field(default_factory=list)
-    """Last measured epochs of a first-order run, as pairs (epoch, number of updates)."""
+    """Measured epochs among the last SCORED_ROUNDS of a first-order run, as pairs (epoch, number of
+    updates)."""
     _epochs: int = 0
     _latest: float = NEWCOMER
     """Discounted number of measured epochs."""
@@ -287,7 +302,7 @@ class Evidence:
     _harm: float = 0.0
     """Evidence of harm since epoch `harm_since`."""
     _doubt: float = -math.inf
-    """Logarithm of the wealth that bets against `does no harm`."""
+    """Logarithm of the wealth of the bet against `does no harm`."""
 
     @property
     def doubt(self) -> Uncounted | None:
@@ -320,17 +335,17 @@ class Evidence:
 
     @property
     def outlier_share(self) -> float:
-        """Share of the latest measured epochs in which the member was an outlier."""
+        """Share of measured epochs in which the member was an outlier, discounted with their age."""
         return self._outlying / self._latest
 
     @property
     def drift(self) -> float:
-        """Mean score of an update."""
+        """Mean score of an update, discounted with its age."""
         return self._drift / self.weight if self.weight else 0.0
 
     def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
         """Add the scores of the member's feeds in one epoch to its drift. `usual` is the median member's
-        drift, or None if too few members tell it."""
+        drift in this epoch; None if there are too few members to find it."""
         drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
         self.weight = MEMORY * self.weight + updates
@@ -341,7 +356,7 @@ class Evidence:
         self.compared = LONG_MEMORY * self.compared + updates
 
     def sized(self, weight: float) -> None:
-        """Note the weight of the member's work in an epoch: the largest of its feeds."""
+        """Record the weight of the member's work in an epoch: the largest weight among its feeds."""
         self._latest = MEMORY * self._latest + 1
         self._outlying = MEMORY * self._outlying + (weight > OUTLIER)
         if weight > EXTREME:
@@ -349,9 +364,9 @@ class Evidence:
             self.balance = min(self.balance, self.useful)
 
     def ask(self, expected: float) -> None:
-        """Set `bound`, the evidence that the member's work needs to count. `expected`: evidence that the
-        epoch was expected to bring, by all feeds of the member together. Otherwise one more feed with a
-        single update would lower the bound."""
+        """Set `bound`, the evidence that the member's work needs to count. `expected`: evidence that all
+        feeds of the member together were expected to bring in the epoch. With the evidence of one feed alone,
+        another feed with a single update would lower the bound."""
         share = min(1.0, expected / SOON)
         self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
 
@@ -361,15 +376,15 @@ class Evidence:
         self.worth += part.worth
 
     def lately(self, epoch: int, parts: Sequence[FeedScore]) -> Weighted:
-        """Note the member's work in an epoch of a first-order run. Return its score, and the number of
-        updates in the rounds that the score covers."""
+        """Record the member's work in an epoch of a first-order run. Return the member's score, and the
+        number of its updates in the rounds that the score covers."""
         updates = _updates(parts)
         self._rounds = [one for one in self._rounds if one[0] > epoch - SCORED_ROUNDS] + [(epoch, updates)]
         score = sum(one.updates * one.score for one in parts) / updates
         return Weighted(score, sum(made for _, made in self._rounds))
 
     def beside(self, score: float, usual: float) -> None:
-        """Set the evidence by the member's score and the usual member's."""
+        """Set the evidence and its bound from the member's score and the usual member's score."""
         usual = max(LEAST_SCORE, usual)
         if self.trusted:
             self.bound = LIKELY
@@ -378,12 +393,13 @@ class Evidence:
         self.useful = self.balance = usual * (score - usual / 2)
 
     def latest(self, parts: Sequence[FeedScore]) -> None:
-        """Set the evidence by the last measurement alone, as for a linear head."""
+        """Set the evidence to the score in the last measurement alone, for a linear head."""
         self.useful = self.balance = _drift(parts) * math.sqrt(_updates(parts))
         self.bound = DOUBTED
 
     def take(self, epoch: int, part: FeedScore, drift: float) -> None:
-        """Add the measurement of an epoch in which a useful member has at least this drift."""
+        """Add the score of one feed in an epoch. `drift`: minimum drift that is expected of a useful member
+        there."""
         self._epochs += 1
         score, tilt = part.score, drift * math.sqrt(part.updates)
         brings = tilt * score - tilt**2 / 2
@@ -393,7 +409,7 @@ class Evidence:
         if self.harmful:
             return
         against = -tilt * score - tilt**2 / 2
-        begins = -math.log(self._epochs * (self._epochs + 1))  # prior of a beginning here; they add up to 1
+        begins = -math.log(self._epochs * (self._epochs + 1))  # prior of a beginning here; priors add up to 1
         self._doubt = _added(self._doubt, begins) + against
         self._harm = max(0.0, self._harm + against)
         if not self._harm:
@@ -404,17 +420,18 @@ class Evidence:
 
 
 def _added(one: float, other: float) -> float:
-    """Return the logarithm of the sum of two numbers, given their logarithms."""
+    """Return the logarithm of the sum of two numbers whose logarithms are `one` and `other`."""
     most = max(one, other)
     return most + math.log(math.exp(one - most) + math.exp(other - most))
 
 
 class MembersEvidence:
-    """Evidence about all members of a run, by the measurements in its control feed."""
+    """Evidence about all members of a run, from the measurements in its control feed."""
 
     def __init__(self, *, kept: bool = False, alike: float = 1.0, summed: bool = False) -> None:
-        """`kept`: the run trains a linear head, and every epoch is measured on all rows. `summed`: it is a
-        first-order run, whose scores cover several rounds."""
+        """`kept`: the run trains a linear head, and every epoch is measured on all rows. `alike`: as the
+        function `alike` returns it. `summed`: the run is a first-order run, whose scores cover several
+        rounds."""
         self._kept, self._alike, self._summed = kept, alike, summed
         self.forget()
 
@@ -476,8 +493,8 @@ class MembersEvidence:
         self._compare()
 
     def _compare_sums(self, epoch: int, members: Mapping[int, Sequence[FeedScore]]) -> None:
-        """Take in the scores of a first-order run. Expected scores grow with the root of the number of
-        updates."""
+        """Take in the scores of one round of a first-order run. The score expected of a member grows with the
+        square root of its number of updates."""
         found = {member: self.members[member].lately(epoch, made) for member, made in members.items()}
         telling, told_of = references(members, self.vouched.__contains__)
         if not told_of:
@@ -491,12 +508,12 @@ class MembersEvidence:
     def _drifts(
         self, members: Mapping[int, Sequence[FeedScore]], telling: set[int], told_of: set[int]
     ) -> dict[int, float]:
-        """Take in the drifts of an epoch. Return the drift that is asked of each member who can be judged,
+        """Take in the drifts of an epoch. Return the minimum drift expected of each member who can be judged,
         keyed by member number.
 
-        If too few members are there to show the usual drift, nothing is concluded about members whose work
-        counts. Members whose work is skipped would then wait for good, so they are judged by the usual drift
-        of all such members, themselves included.
+        Members in `told_of` are judged by the usual drift of those in `telling`. Of other members, nothing is
+        concluded about those whose work counts. Those whose work is skipped would then wait for ever. They
+        are therefore judged by the usual drift of all members outside `told_of`, themselves included.
         """
         known = {member: members[member] for member in telling}
         alone = {member: made for member, made in members.items() if member not in told_of}
@@ -521,13 +538,13 @@ class MembersEvidence:
         return self.doubt(member) is None
 
     def _compare(self) -> None:
-        """Estimate the drift of each member from its differences to the others.
+        """Estimate the agreement of each member from its differences to the others.
 
-        With n known updates a mean score has a variance of 1 / n by chance. Members differ by the variance
-        beyond that (method of moments), if it exceeds its standard error; otherwise all of them are usual.
-        They are compared epoch by epoch, because latecomers would differ from the others otherwise as the
-        drift of all falls. They are compared with the median member, because the member with most updates
-        would itself be the mean.
+        The mean score of n updates has a variance of 1 / n by chance. The variance between members beyond
+        that is taken for real (method of moments) if it exceeds its standard error; otherwise all members are
+        taken for usual. Members are compared within each epoch: the drift of all falls during a run, so
+        latecomers would otherwise seem to differ. They are compared with the median member, because the
+        member with most updates would dominate a mean.
         """
         for one in self.members.values():
             one.agreement = 1.0
@@ -552,14 +569,17 @@ class MembersEvidence:
             known.agreement = drift / reference if reference > 0 else 1.0
 
     def _usual_drift(self, members: Mapping[int, Sequence[FeedScore]], *, others: bool = False) -> float:
-        """Return the drift of an honest member, by the parts of these members; 0 if there is none, or the
-        median is not positive.
+        """Return the drift of a usual honest member, estimated from these members; 0 if there is no member,
+        or the median drift is not positive.
 
-        It is the median of squares, less the noise in it and the noise's standard error. A member that flips
-        signs drifts as far as the others; the median of the drifts themselves would be a lesser honest one's.
-        It is at most the median drift of these parts, beyond noise: where the whole step goes too far, or few
-        members bend it, scores say nothing about single members. Where this bound evidently holds and the
-        drift is asked of `others`, who cannot lower it, it is the median drift itself. What spoils their work
+        The estimate is the root of the median squared drift, less the noise in it and the noise's standard
+        error. A member that flips signs drifts as far as the others, but backwards. Without squares the
+        median would therefore be the drift of a weaker honest member. The estimate is bounded by the median
+        drift in this epoch plus two standard errors. Where the whole step goes too far, or a few members bend
+        it, scores say nothing about single members.
+
+        If the bound is below the estimate, the median drift of the epoch is returned for `others`: the drift
+        is then expected of other members, who cannot lower this median. What spoils the work of these members
         has spoilt all work.
         """
         if not members:
@@ -582,9 +602,9 @@ class MembersEvidence:
 
 
 def references(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
-    """Return the members of an epoch whose figures show what is usual, and the members who are judged by it.
-    Usually both sets are all members. If there are fewer than LEAST_MEMBERS, strangers are judged by the
-    vouched members; without any vouched member both sets are empty."""
+    """Return the members of an epoch whose figures show what is usual, and the members who are judged by
+    these figures. Usually both sets are all members. If there are fewer than LEAST_MEMBERS, strangers are
+    judged by the vouched members; without any vouched member both sets are empty."""
     if len(members) >= LEAST_MEMBERS:
         return set(members), set(members)
     telling = set(filter(vouched, members))
@@ -592,7 +612,8 @@ def references(members: Collection[int], vouched: Callable[[int], bool]) -> tupl
 
 
 def _weights(members: Mapping[int, Sequence[Part]], parts: Sequence[Part]) -> dict[int, float]:
-    """Return the weights of parts as multiples of these members' median; 1 if there are no members."""
+    """Return the weight of each part as a multiple of the median of `members`, keyed by feed; 1 if there are
+    no members."""
     weights = (Weighted(median(map(_weight, one)), _updates(one)) for one in members.values())
     usual = weighted_median(weights) if members else 0.0
     return {part.feed: _weight(part) / usual if usual else 1.0 for part in parts}
@@ -606,11 +627,11 @@ class Weighted(NamedTuple):
 
 
 def weighted_median(figures: Iterable[Weighted]) -> float:
-    """Return the median of members by their updates, where no member counts more than half as much as all
-    others.
+    """Return the median of members' figures, weighted with their updates. No member has more than half of the
+    weight that all others have together.
 
-    Counted by heads, a hundred strangers with an update each would decide the median. Counted by updates
-    alone, the member with most of them would.
+    Without weights, a hundred strangers with one update each would decide the median. Without the bound on
+    weights, the member with most updates would decide it.
     """
     known = sorted(figures)
     total = sum(one.weight for one in known)
@@ -629,7 +650,8 @@ def _updates(parts: Iterable[Part | FeedScore]) -> float:
 
 
 def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
-    """Return the parts of each member. A member with many feeds counts once in a median."""
+    """Return the parts of each member, keyed by member number, so that a member with many feeds counts once
+    in a median."""
     found: dict[int, list[Part]] = {}
     for part in parts:
         found.setdefault(part.feed // INCARNATIONS, []).append(part)
@@ -647,8 +669,8 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _shares(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return which share of each value's distance from their mean is real rather than chance, where chance
-    has variance 1 / weight; 0 for all if chance explains the differences."""
+    """Return for each value the share of its distance from the mean that is real rather than chance. Chance
+    has the variance 1 / weight. All shares are 0 if chance explains the differences."""
     mean, total, free = _mean(values, weights), sum(weights), len(values) - 1
     beyond = sum(weight * (value - mean) ** 2 for weight, value in zip(weights, values, strict=True)) - free
     if beyond <= math.sqrt(2 * free):
@@ -658,6 +680,6 @@ def _shares(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def _weight(part: Part) -> float:
-    """Return about the weight of one update of a feed, in units of 10^-9 nats. The worth of n updates with
-    random signs is about sqrt(n) times that, and z times as much with a score of z."""
+    """Return the approximate weight of one update of a feed, in units of 10^-9 nats. The worth of n updates
+    is about sqrt(n) times this weight if their signs are random, and z sqrt(n) times if their score is z."""
     return abs(part.worth) / max(1.0, abs(part.score) / SCORE_ONE) / math.sqrt(part.updates)

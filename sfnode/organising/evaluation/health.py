@@ -1,6 +1,6 @@
-"""The health of a run, by the results on the validation rows.
+"""The health of a run, judged from the results on the validation rows.
 
-All nodes with the control feed come to the same verdict. Views decide what to show of it.
+All nodes with the same control feed come to the same verdict. Views decide how much of it to show.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.decisions import Decision, Evaluated
 
 BASE = "base "
-"""Prefix of the metric's name where the base model was measured: `base accuracy`."""
+"""Prefix of a metric's name for results of the base model: `base accuracy`."""
 
 CALIBRATED = "calibrated "
-"""Prefix of the name where the prior over the answers was subtracted: `calibrated base accuracy`."""
+"""Prefix of a metric's name for results from which the prior over the answers was subtracted: `calibrated
+base accuracy`."""
 
 _UNIT = 1_000_000
 _MOST = 1 << 62
-"""Number that stands for an infinite end of an interval. It fits 64 bits with its sign."""
+"""Number that stands for infinity in a decision. With its sign it fits into 64 bits."""
 
 
 class HealthVerdict(NamedTuple):
-    """Health of a run, with the results that it follows from."""
+    """Health of a run, with the results from which it follows."""
 
     health: RunHealth
     latest: EpochEvaluation | None = None
     bases: tuple[EpochEvaluation, ...] = ()
-    """Results of the base model by the same metric: as it is, and calibrated, if they were measured."""
+    """Results of the base model in the same metric: uncalibrated and calibrated, as far as they were
+    measured."""
     best: EpochEvaluation | None = None
     worse_than: tuple[EpochEvaluation, ...] = ()
-    """Results among `base` and `best` than which `latest` is significantly worse."""
+    """Those results of `base` and `best` that are significantly better than `latest`."""
 
     @property
     def base(self) -> EpochEvaluation | None:
-        """Result of the base model, measured as `latest` was."""
+        """Result of the base model with the measure of `latest`."""
         measure = measure_of(self.latest) if self.latest else None
         return next((one for one in self.bases if measure in (None, measure_of(one))), None)
 
@@ -50,7 +52,8 @@ class HealthVerdict(NamedTuple):
 
     @property
     def no_gain(self) -> bool:
-        """Whether no gain can be seen: even the best seal is within the base model's interval."""
+        """Whether no gain can be seen: even the best seal's value is inside the base model's interval, or
+        worse."""
         best, base = self.best, self.base
         if self.health is not RunHealth.NO_BETTER or best is None or base is None:
             return False
@@ -58,16 +61,16 @@ class HealthVerdict(NamedTuple):
 
     @property
     def first_suspect(self) -> int:
-        """First epoch whose seal may have made the model worse: the one after the best, or 0 if even the best
-        is worse than the base model."""
+        """First epoch whose seal may have made the model worse: the epoch after the best one, or 0 if even
+        the best seal is worse than the base model."""
         return (
             0 if self.best is None or (self.base and is_worse(self.best, self.base)) else self.best.epoch + 1
         )
 
 
 def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluated:
-    """Return a result as a decision, rounded to 10^-6. A value that is not a number becomes the worst
-    possible one, as a model that has diverged must not look like one that nobody has evaluated."""
+    """Return the decision that publishes a result, rounded to 10^-6. NaN becomes the worst possible value, so
+    that a model that has diverged does not look like a model that was not evaluated."""
     worst = math.inf if metric_of(result.metric).lower_is_better else 0.0
     value, low, high = (_fixed(number, worst) for number in (result.value, result.low, result.high))
     loss = _fixed(result.loss, math.inf)
@@ -81,8 +84,8 @@ def _fixed(number: float, worst: float) -> int:
 
 
 def evaluation(said: Evaluated) -> EpochEvaluation:
-    """Return a published result as a measurement. Only this function knows how a metric's name tells which
-    model was measured (SPEC O2)."""
+    """Return a published result as an evaluation. Only this function reads from a metric's name which model
+    was measured (SPEC O2)."""
     value, low, high, loss = (
         math.copysign(math.inf, number) if abs(number) >= _MOST else number / _UNIT
         for number in (said.value, said.low, said.high, said.loss)
@@ -102,17 +105,18 @@ def evaluation(said: Evaluated) -> EpochEvaluation:
 
 
 def evaluations(decisions: Iterable[Decision]) -> list[EpochEvaluation]:
-    """Return all results that these decisions have published, in their order."""
+    """Return all results that these decisions publish, in order."""
     return [evaluation(said) for said in decisions if isinstance(said, Evaluated)]
 
 
 def verdict(
     bases: Mapping[tuple[str, bool], EpochEvaluation], seals: Sequence[EpochEvaluation]
 ) -> HealthVerdict:
-    """Return the health of a run with these results: of the base model, keyed by measure, and of seals that
-    were not taken back, all by one measure.
+    """Return the health of a run.
 
-    Worse means that the two 95 % intervals do not touch. Both are of the same rows, so this is cautious.
+    `bases`: results of the base model, keyed by measure. `seals`: results of the seals that were not taken
+    back, all with one measure. A result is worse than another if their 95 % intervals do not touch. This is
+    cautious, as both results are of the same rows.
     """
     if not seals:
         return HealthVerdict(RunHealth.UNKNOWN, bases=tuple(bases.values()))
@@ -133,7 +137,8 @@ def _goodness(result: Evaluation) -> float:
 
 
 def is_worse(one: Evaluation, other: Evaluation) -> bool:
-    """Return whether one result is worse than another of the same rows, as their intervals do not touch."""
+    """Return whether `one` is worse than `other`, a result on the same rows: whether its interval lies wholly
+    on the worse side."""
     if metric_of(one.metric).lower_is_better:
         return one.low > other.high
     return one.high < other.low

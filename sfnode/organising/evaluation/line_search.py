@@ -1,11 +1,11 @@
 """The line search at a seal: how far to go along an epoch's direction, and at which rate to continue.
 
-With W the weights by the seals so far and D the sum that the epoch adds to them at factor 1, the loss of
-held-out rows is measured at W + c D. Half of the best c is taken, because a full step along a noisy direction
-overshoots in all others, and the next epoch comes back. (The accuracy of a run that had reached 0.98 fell to
-0.85 on the way.) Where an epoch could have gone further, less than half is taken. The best step for
-the present loss is short-sighted (Wu et al. 2018): noise stays in the weights, and later epochs bear less of
-it. This module decides with numbers; it knows no model.
+Let W be the weights after the seals so far, and D the sum that the epoch adds to them at factor 1. The loss
+of held-out rows is measured at W + c D for several c. The factor is half of the best c. A full step along a
+noisy direction would overshoot in all other directions, and the next epoch would have to come back. (In one
+run the accuracy fell from 0.98 to 0.85 in between.) If the best c is above 2, less than half of it is taken,
+because the step that is best for the present loss is short-sighted (Wu et al. 2018): noise stays in the
+weights, and later epochs bear less of it. This module decides from losses alone; it knows no model.
 """
 
 from __future__ import annotations
@@ -22,62 +22,65 @@ AMOUNTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Values of c at which losses are measured."""
 
 SHARE = 0.5
-"""Share of the best c that becomes the factor where the best c is less than 1."""
+"""Share of the best c that becomes the factor if the best c is at most 1."""
 
 CAUTION = 1 / 4
-"""Share of the best c that becomes the factor where the epoch could have gone further. Runs of the built-in
-model at constant rates of 7.5e-4 and 1e-3 were destroyed at losses of 0.16 and 0.18. Until shortly before,
-twice each epoch's step would have been better (docs/research-log.md)."""
+"""Share of the best c that becomes the factor if the best c is above 2. Large steps are a risk even where
+they look best: runs of the built-in model at constant rates of 7.5e-4 and 1e-3 were destroyed at losses of
+0.16 and 0.18, and until shortly before a step twice as long would have been better in each epoch
+(docs/research-log.md)."""
 
 FIRST_ROWS = 16
-"""Rows with which a search begins. They suffice where the rate is wrong by 10 or more, and cost as much as 14
-updates with mini-batches of 4. With fewer the standard error is itself a guess."""
+"""Number of rows with which a search begins. They suffice if the rate is wrong by a factor of 10 or more, and
+cost as much as 14 updates with mini-batches of 4. With fewer rows the standard error would itself be a
+guess."""
 
 SURE_ROWS = 128
-"""Number of rows to which a search continues if it takes an epoch for harm or noise and is not sure, however
-few rows it was given. Work that has cost ten times as much is at stake. With 16 rows three of 35 runs lost an
-epoch that did help, and up to 18 % of their work (docs/research-log.md)."""
+"""Number of rows to which a search continues if it takes an epoch for harm or noise and is not sure, even if
+it was given fewer rows. The work at stake has cost ten times as much as the rows. With 16 rows three of 35
+runs lost an epoch that did help, and with it up to 18 % of their work (docs/research-log.md)."""
 
 LEAST_ROWS = 8
 """Minimum number of rows for any conclusion."""
 
 EVIDENCE = 2.0
-"""Number of standard errors by which the best c must beat c = 1 before anything changes. With less evidence
-factors oscillate once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
+"""Number of standard errors by which the best c must beat c = 1 before the factor changes. With less evidence
+factors oscillate once the easy part is learnt: in one run 18 of 50 factors were 0, and 19 were 4."""
 
 SURE = 3.0
-"""Number of standard errors by which an epoch must do harm before nothing of it counts. With SURE_ROWS rows
-or more EVIDENCE suffices. Without evidence of harm the rate is lowered, but the work counts: it is
-everybody's."""
+"""Number of standard errors by which an epoch must do harm before its factor is 0. With at least SURE_ROWS
+rows, EVIDENCE standard errors suffice. Without such evidence the rate is lowered, but the epoch counts, as it
+is the work of all members."""
 
 SUSPICION = 1.0
 """Number of standard errors by which a best c above 0 and up to 1 must beat c = 2 to show that the rate is at
-its limit. Where the rate is so small that noise decides, losses are straight lines, so the best c is the
-first or the last."""
+its limit. If the rate is so small that noise decides, this does not happen: losses are then straight lines in
+c, and the best c is the first or the last."""
 
 LARGE_MOVE = 0.1
 """Root mean square change of the rows' losses, in nats, above which an epoch is taken for noise at too large
-a rate, unless the mean loss evidently falls. Half of the epoch then counts, and the rate is halved.
+a rate, unless the mean loss evidently falls. Such an epoch counts half, and the rate is halved.
 
-At good rates epochs of the built-in run move losses by 0.02 to 0.06. Where nothing more is learnt they move
-them by 0.2 and more. With bases of gradients good epochs move them as far, and their rate is known
-(docs/research-log.md). A real model is moved as far while it learns. Of one such epoch 128 rows showed
-nothing evident, while 32 others said +0.019 nats. A destroyed model is evident, as losses are convex in the
-outputs. If an epoch does help, and does best on the way, half of that is taken without further evidence: all
-of it would carry noise into the weights that no later epoch removes.
+At good rates epochs of the built-in run move losses by 0.02 to 0.06 nats. When nothing more is learnt, they
+move losses by 0.2 nats or more. With bases from gradients good epochs move losses as far, but their rate is
+known (docs/research-log.md). A real model's losses move as far while it learns. In one such epoch 128 rows
+showed no evident change, while 32 other rows showed a rise of 0.019 nats. A destroyed model is always
+evident, as losses are convex in the outputs. If an epoch evidently helps, but its least loss is at a c below
+1, half of that c is taken without further evidence. The whole of it would carry noise into the weights that
+no later epoch removes.
 """
 
 DOUBTFUL_MOVE = 0.05
-"""LARGE_MOVE for an epoch whose least loss was found before its end."""
+"""The same bound as LARGE_MOVE, for an epoch whose best c is below 1."""
 
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
-"""Maximum divisor of a rate after one search, while the run is young and later. A rate is never more than
-doubled. From a first rate that is 100 times too large it takes four searches. Later nothing changes so fast
-but by chance."""
+"""Maximum divisor of a rate after one search, while the run is young, and later. A rate is never more than
+doubled. Lowering a first rate that is 100 times too large takes four searches. Later a result that calls for
+a larger change is due to chance."""
 
 LATE_SCALE = 1 / 16
-"""Factor on AMOUNTS for searches along recounted work. The rates at which it was made may be many times the
-present ones, and its weights are long gone. It is also the factor where nothing better is evident."""
+"""Factor on AMOUNTS for searches along recounted work. Such work may have been made at many times the present
+rate, and at weights that are long gone. It is also the factor of the work if no other is evidently better."""
 
 _START, _LEAST, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 0.25, 1.0, 2.0))
 
@@ -86,21 +89,23 @@ class SearchResult(NamedTuple):
     """Result of a search."""
 
     factor: float
-    """Factor of the epoch; 1 where nothing better was evident."""
+    """Factor of the epoch; 1 if no other factor was evidently better."""
     best: float
     """Value of c with the least loss."""
     rows: int
-    """Number of rows that were measured, at every c."""
+    """Number of rows whose losses were measured at every c."""
     useful: bool = True
-    """Whether the loss somewhere along the epoch is evidently less than at its beginning."""
+    """Whether the least loss along the epoch's direction is evidently less than the loss at c = 0."""
 
 
 class LineSearch:
-    """Search along one epoch's direction. It asks for losses of rows, in order, until it knows enough."""
+    """Search along one epoch's direction. It requests losses of rows, in order, until the result is certain
+    enough."""
 
     def __init__(self, rows: int, *, wary: bool = True, scale: float = 1.0) -> None:
-        """`rows`: maximum number of rows, but see SURE_ROWS. `wary`: whether an epoch that moves losses far
-        is taken for noise unless it evidently helps. `scale` times AMOUNTS are searched."""
+        """`rows`: maximum number of rows, except as SURE_ROWS says. `wary`: whether an epoch that moves
+        losses far is taken for noise unless it evidently helps. `scale`: factor on AMOUNTS for the values of
+        c."""
         self._most, self._sure, self._scale = rows, max(rows, SURE_ROWS), scale
         self._wary = wary
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
@@ -112,7 +117,7 @@ class LineSearch:
 
     @property
     def wanted(self) -> range:
-        """Numbers of the rows whose losses are wanted next; empty once the search is over."""
+        """Indices of the rows whose losses are wanted next; empty once the search is over."""
         known = len(self._losses)
         found = self._found()
         bad = known >= LEAST_ROWS and found.factor < 1.0 and not found.useful  # harm, or noise
@@ -122,19 +127,20 @@ class LineSearch:
         return range(known, min(most, max(FIRST_ROWS, 2 * known)))
 
     def take(self, losses: NDArray[np.float64]) -> None:
-        """Take the losses of the wanted rows, (rows, AMOUNTS); of fewer if there are no more."""
+        """Take in the losses of the wanted rows, (rows, len(AMOUNTS)). Fewer rows than wanted mean that there
+        are no more."""
         if len(losses) < len(self.wanted):
             self._most = self._sure = len(self._losses) + len(losses)
         self._losses = np.concatenate([self._losses, losses])
 
     @property
     def found(self) -> SearchResult:
-        """Result by the rows so far."""
+        """Result from the rows measured so far."""
         found = self._found()
         return found._replace(factor=self._scale * found.factor, best=self._scale * found.best)
 
     def _found(self) -> SearchResult:
-        """Return the result for a scale of 1."""
+        """Return the result as if `scale` were 1."""
         rows = len(self._losses)
         if rows < LEAST_ROWS:
             return SearchResult(1.0, 1.0, rows, useful=False)
@@ -153,14 +159,15 @@ class LineSearch:
         return half if at_its_limit else half._replace(factor=1.0)
 
     def _reach(self) -> int:
-        """Return the index of the largest c up to which each c evidently does better than the one before."""
+        """Return the index of the largest c, from c = 1 on, up to which each c is evidently better than the c
+        before."""
         reach = _AS_IT_IS
         while reach + 1 < len(AMOUNTS) and self._gain(reach + 1, reach) > EVIDENCE:
             reach += 1
         return reach
 
     def _does_harm(self) -> bool:
-        """Return whether the loss is evidently less without the epoch, on enough rows."""
+        """Return whether the loss is evidently less without the epoch."""
         needed = EVIDENCE if len(self._losses) >= SURE_ROWS else SURE
         return self._gain(_START, _AS_IT_IS) > needed
 
@@ -172,30 +179,30 @@ class LineSearch:
         return self._gain(best, doubted) > EVIDENCE
 
     def _best(self) -> int:
-        """Return the index of the c with the least mean loss; the index of 0 where no mean is finite."""
+        """Return the index of the c with the least mean loss; the index of c = 0 if no mean is finite."""
         means = self._losses.mean(0)
         return int(np.where(np.isfinite(means), means, math.inf).argmin())
 
     def _gain(self, place: int, over: int) -> float:
-        """Return by how many standard errors one c does better than another, row by row; infinity if only it
-        gives numbers."""
+        """Return by how many standard errors, paired by rows, the c at index `place` is better than the c at
+        index `over`; infinity if losses at `over` are not finite."""
         if place == over:
             return 0.0
         before, after = self._losses[:, over], self._losses[:, place]
         if not np.isfinite(before).all():
-            return math.inf  # also where none is finite: then the epoch is worth nothing
+            return math.inf  # also if no loss is finite: the epoch is then worthless
         gains = before - after
         error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
         mean = float(gains.mean())
         return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
 
     def _move(self) -> float:
-        """Return by how much the epoch moves the losses of rows, root mean square."""
+        """Return the root mean square change of the rows' losses by the epoch at c = 1."""
         moves = self._losses[:, _AS_IT_IS] - self._losses[:, _START]
         return math.sqrt(float((moves**2).mean()))
 
 
 def next_rate(rate: int, found: SearchResult, *, young: bool) -> int:
-    """Return the rate that follows from the searched epoch's rate, in the same units."""
+    """Return the next rate, given the searched epoch's `rate` and the result, in the same units."""
     least = 1 / (YOUNG_STEP if young else LATER_STEP)
     return min(max(1, round(rate * max(found.factor, least))), RATE_ONE - 1)

@@ -7,28 +7,28 @@
                 which then discards what was under way
     settled     as long as it pays for itself       a twentieth                          2 at most
 
-Once the rate has settled, every epoch is searched on a few rows first. No epoch should count unseen, as a
-rate that was right for long destroys a model within two or three epochs once it no longer is. Then the
-contribution of each feed is measured, on as few rows as possible: evidence is a sequence, and many small
-measurements say more than a few exact ones. Where an epoch pays for only one of the two, they take turns, by
-their cost so far.
+Once the rate has settled, every epoch is first searched on a few rows, so that no epoch counts unseen. A rate
+that was right for long, but no longer is, destroys a model within two or three epochs. Then the contribution
+of each feed is measured, on as few rows as possible: evidence is a sequence, and many small measurements say
+more than a few exact ones. If an epoch pays for only one of the two, the one that has cost less so far is
+chosen.
 
-A first-order run has no such phases. Its rates, units and factors follow from its budget and from members'
-updates (`steps`), its rounds are as long as the manifest says, and no line is searched. A tenth of what the
-swarm computes pays for measuring contributions, and for evaluations: of the base model and of the end, for
-which it saves, and of more where there is more.
+A first-order run has no such phases and no line searches. Its rates, units and factors follow from its budget
+and from members' updates (`steps`). Its rounds are as long as the manifest says. A tenth of what the swarm
+computes pays for measuring contributions and for evaluations. Credit is saved for the evaluations of the base
+model and of the end; other evaluations are made if there is more.
 
 In both phases an epoch has GROWTH times as many updates after each search that changes nothing. Epochs grow
-until one pays for all its measurements, up to the manifest's epoch_updates. They grow further if the
+until an epoch pays for all its measurements, up to the manifest's epoch_updates. They grow further if the
 organiser, one node of many, has no time to search at some epochs.
 
-The rate has settled with the third search in a row without a change. Until then epochs are short, as all work
-of an epoch at a wrong rate is lost. Later they are longer: once the easy part is learnt, the direction
+The rate has settled with the third search in a row without a change. Until then epochs are short, because all
+work of an epoch at a wrong rate is lost. Later they are longer: once the easy part is learnt, the direction
 of a short epoch is mostly noise, and factors of searches along it oscillate.
 
-Costs are counted in example-forwards (a forward of one example; an update takes two for each example of its
-mini-batch), and every epoch earns a credit for them. A restart forgets the credit, which costs one search;
-phase and length follow from the last close.
+Costs are counted in example-forwards. (One is a forward pass of one example; an update takes two for each
+example of its mini-batch.) Every epoch earns a credit of them. A restart forgets the credit, which costs one
+search. The phase and the length of epochs follow from the last close.
 """
 
 from __future__ import annotations
@@ -44,69 +44,71 @@ from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 FIRST_UPDATES = 128
-"""Target number of updates of the first epochs, if they can pay for a search. From a rate that is wrong by a
-factor of 100, four such epochs are lost."""
+"""Target number of updates of the first epochs, if these pay for a search. With a first rate that is wrong by
+a factor of 100, four such epochs are lost."""
 
 GROWTH = 3 / 2
 """Factor by which epochs grow after a search that changes nothing."""
 
 STEADY = 3
-"""Number of consecutive searches without a change, along epochs that evidently help, after which the rate has
-settled. The first lessons are often easy, and the rate that suits them is ten times too large for the
+"""Number of consecutive searches, along epochs that evidently help, without a change, after which the rate
+has settled. What is learnt first is often easy, and a rate that suits it may be ten times too large for the
 rest."""
 
 HARMFUL = 1 / 4
-"""Maximum factor of an epoch at which the open epoch is cut short, even if the rate has settled. The open
-epoch continues from where the harmful rate has led."""
+"""Maximum factor of an epoch at which the open epoch is cut short, even if the rate has settled. The work in
+the open epoch was made at weights to which the harmful rate had led."""
 
 UNSEEN = 1 / 4
-"""Factor of an epoch that was cut short and could not be searched, after an epoch whose factor was 0. Both
-were made at the same rate, but nobody knows that this epoch's own work does harm."""
+"""Factor of an epoch that was cut short after an epoch with factor 0, and could not be searched. Both were
+made at the same rate, but it is not known whether the work of the second epoch does harm."""
 
 AFTER_CUT = 1 / 4
-"""Share of the target length at which the epoch that follows a cut is closed, if the factor was below 1. It
-has the work that was under way meanwhile, at a rate that was too large and by a model that is gone. Without
-this, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
+"""Share of the target length at which the epoch after a cut epoch is closed, if the factor that caused the
+cut was below 1. Its work was under way during the cut, at a rate that was too large and at weights that are
+gone. Without this early close, one of three runs whose first rate was a hundred times too large learnt; with
+it, all did."""
 
 EVALUATE_EVERY, OVERDUE = 4, 2
-"""Epochs between two evaluations with all rows, for people and alarms; in between searches suffice. After
-OVERDUE times as many epochs everything else waits for an evaluation."""
+"""Number of epochs between two evaluations on all rows, which people and alarms need; searches suffice for
+the epochs in between. After OVERDUE times as many epochs, other measurements wait until an evaluation is paid
+for."""
 
 FIRST_EVALUATION, BASE_EVALUATION = 3, 2
-"""Cost of the first evaluation, as a multiple of a later one's, and the same cost in a first-order run. The
-first evaluation also covers the base model, as it is and less its prior. A first-order run has the prior in
-its manifest."""
+"""Cost of the first evaluation as a multiple of a later evaluation's: in a zeroth-order run, and in a
+first-order run. The first evaluation also evaluates the base model, without and with calibration. In a
+first-order run the prior for calibration is in the manifest."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
 """Minimum number of rows on which the contribution of each feed is measured, and cost of each row in
-forwards. A backward pass takes two. One more forward shows whether the middle of the step is better than its
-start."""
+forwards. A forward pass takes one and a backward pass two. One more forward shows whether the middle of the
+step is better than its start."""
 
 LEAST_ORIGIN_ROWS = 8
-"""ORIGIN_ROWS of a first-order run, where an update's figures are all that a gradient says. With a tenth of
-the forwards a round of 15 updates, of a run of 234, can pay for no more. Halving the rows costs less than
-measuring every other round."""
+"""The same minimum for a first-order run, in which one update says all that a gradient says. In a run of 234
+updates, a round of 15 updates can pay for no more rows with a tenth of its forwards. Halving the rows loses
+less than measuring only every other round."""
 
 EARLY = 1 / 2
-"""Share of a first-order run's allowance for measurements that is available at its start. Hostile members
-that are found early do little harm at large rates."""
+"""Share of a first-order run's allowance for measurements that is available at its start. Hostile members who
+are found early do little harm, although rates are large at the start."""
 
 MOST_ROWS = 32
-"""Maximum number of rows of a search once the rate has settled. With more rows a small improvement is
-evident, but the next epochs must count unseen."""
+"""Maximum number of rows of a search once the rate has settled. More rows would make small improvements
+evident, but take the credit for searches of the next epochs."""
 
 BUSY = 1 / 4
 """Maximum share of the organiser's own time for searches and evaluations once the rate has settled. In a
-large swarm a twentieth of everybody's work is more than one node can do."""
+large swarm a twentieth of all nodes' computing is more than one node can do."""
 
 
 TELLING = 8
-"""Divisor of a usual epoch's updates. A search along an epoch with fewer updates than the quotient says
-nothing of the rate."""
+"""Divisor of a usual epoch's number of updates. No rate follows from a search along an epoch with fewer
+updates than the quotient."""
 
 
 class EpochPlan(NamedTuple):
-    """Measurements that are made of an epoch."""
+    """Measurements to make of an epoch."""
 
     rows: int
     """Maximum number of rows of the line search; 0 for none."""
@@ -117,56 +119,57 @@ class EpochPlan(NamedTuple):
 
 
 class Search:
-    """Searches of one organiser, from one start to the next."""
+    """Searches of one organiser, from its start to the next restart."""
 
     def __init__(self, policy: OrganiserPolicy, run_state: RunState) -> None:
-        """`policy.search_rows` must not be 0. From `run_state` it continues where an earlier organiser
-        stopped."""
+        """`policy.search_rows` must not be 0. The search continues from `run_state`, where an organiser
+        before a restart stopped."""
         self._policy = policy
         rows = policy.search_rows
         origins = policy.origins * min(ORIGIN_ROWS, rows) * ORIGIN_FORWARDS
         self._cheapest = min(FIRST_ROWS, rows) * len(AMOUNTS) + origins
-        """Example-forwards of the smallest search, with the smallest measurement of contributions."""
+        """Example-forwards of the smallest search and the smallest measurement of contributions."""
         self._dearest = rows * (len(AMOUNTS) + FIRST_EVALUATION) + origins
-        """Example-forwards of the largest search and the first evaluation. No more credit is saved."""
+        """Example-forwards of the largest search, the first evaluation and a measurement of contributions. No
+        more credit than this is kept."""
         earning = policy.update_forwards * _per_forward(policy.young_share)
         self._first = max(FIRST_UPDATES, math.ceil(self._cheapest / earning))
         regular = self._cheapest + rows / EVALUATE_EVERY
         earning = policy.update_forwards * _per_forward(policy.share)
         self._most = min(policy.longest, max(self._first, math.ceil(regular / earning)))
-        """Maximum updates of an epoch. An epoch that pays for all its measurements is long enough. In a
-        longer one it takes longer to see that its rate does harm."""
+        """Maximum updates of an epoch. An epoch that pays for all its measurements is long enough. The longer
+        an epoch, the later the harm of its rate is seen."""
         self.settled = False
         """Whether the rate has settled."""
         self._steady = 0
-        """Consecutive searches that changed nothing about an epoch that was evidently useful."""
+        """Number of consecutive searches that changed nothing, and whose epochs were evidently useful."""
         self._target = self._first
         self._scheduled = policy.steps is not None
-        """Whether rates follow from a schedule."""
+        """Whether rates follow from a schedule (`OrganiserPolicy.steps`)."""
         if self._scheduled:
             self.settled, self._target, self._most = True, policy.longest, policy.longest
         else:
             self._resume(run_state)
         self._credit = self._beforehand = 0.0
-        """Example-forwards that may be spent now, and how many of them are an advance, which later updates
-        must earn."""
+        """Example-forwards that may be spent now, and the part of an advance of them that later updates have
+        yet to earn."""
         if self._scheduled and not run_state.open_epoch:
             whole = run_state.budget * policy.update_forwards * _per_forward(policy.share)
             self._credit = self._beforehand = EARLY * whole
         self._credited = run_state.sealed
-        """First epoch that has earned nothing yet."""
+        """First epoch that has not earned its credit yet."""
         self._has_base = False
         self._scored: int | None = None
-        """Epoch that was evaluated last."""
+        """Latest epoch that was evaluated; None if there is none."""
         self._found: tuple[int, int, SearchResult] | None = None
-        """Epoch whose seal must apply the result, epoch that was searched, and the result; None if there is
-        none."""
+        """Epoch whose seal must apply the result of a search, epoch that was searched, and the result; None
+        if there is no result."""
         self._cut: tuple[int, int, float] | None = None
-        """First and last epoch that are cut short, and the factor of the epoch before them; None if none
-        are."""
+        """First and last epoch that are cut short, and the factor of the epoch before them; None if no epoch
+        is cut short."""
         self._lead = 0.0
-        """Example-forwards by which measurements of contributions have cost more than everything else, since
-        the rate has settled."""
+        """Cost of contribution measurements minus the cost of all other measurements since the rate has
+        settled, in example-forwards."""
 
     def _resume(self, run_state: RunState) -> None:
         last = run_state.closed_updates(run_state.open_epoch - 1) if run_state.open_epoch else 0
@@ -187,20 +190,22 @@ class Search:
         return math.ceil(target * AFTER_CUT) if self.is_cut(run_state.open_epoch) else target
 
     def cuts(self, run_state: RunState) -> bool:
-        """Return whether the open epoch must be closed with whatever it has. The next one has a better rate;
-        this one's work, at a rate that is far off, is worth little or does harm."""
+        """Return whether the open epoch must be closed with whatever it has. The rate of its work is far off,
+        so that it is worth little or does harm, and the next epoch has a better rate."""
         return self._cut is not None and self._cut[0] == run_state.open_epoch
 
     def is_for_waiting(self, epoch: int, run_state: RunState) -> bool:
-        """Return whether an epoch's close lists nothing, without a cut or new bases as the reason. Its seal
-        then recounts skipped work, with a factor of its own from which no rate follows."""
+        """Return whether an epoch was closed only to recount skipped work: its close lists nothing, and
+        neither a cut nor new bases are the reason. Its seal has a factor of its own, from which no rate
+        follows."""
         if not 0 <= epoch < run_state.open_epoch or run_state.closed_updates(epoch) or run_state.moved(epoch):
             return False
         return not self.is_cut(epoch) and not run_state.has_new_bases(epoch + 1)
 
     def _says_nothing(self, epoch: int, run_state: RunState) -> bool:
         """Return whether no rate follows from an epoch: it recounts skipped work, or has so few updates that
-        its factor depends on single ones. Their authors could throw away the work of others."""
+        single updates decide its factor. The authors of these could otherwise make the work of others
+        worthless."""
         usual = run_state.usual_updates(self._policy.longest)
         few = epoch < run_state.open_epoch and TELLING * run_state.closed_updates(epoch) < usual
         return few or self.is_for_waiting(epoch, run_state)
@@ -210,13 +215,13 @@ class Search:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
     def is_doubted(self, epoch: int) -> bool:
-        """Return whether an epoch is cut short after an epoch with factor 0. It is searched whatever that
-        costs, because it counts unless its own work does harm."""
+        """Return whether an epoch is cut short after an epoch with factor 0. Such an epoch counts unless its
+        own work does harm, and is therefore searched at any cost."""
         return self.is_cut(epoch) and self._cut is not None and not self._cut[2]
 
     def plan(self, run_state: RunState, *, last: bool = False, waiting: bool = False) -> EpochPlan | None:
-        """Return the measurements of the oldest epoch without a seal; None for none. The model of the `last`
-        epoch is evaluated whatever that costs. `waiting`: the epoch recounts skipped work."""
+        """Return the measurements to make of the oldest epoch without a seal; None if none is to be made. The
+        model of the `last` epoch is evaluated at any cost. `waiting`: the epoch recounts skipped work."""
         self._earn(run_state)
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         if self.is_cut(run_state.sealed) and not last:
@@ -234,14 +239,14 @@ class Search:
             return self._unsearched(run_state, due, last)
         if self.settled and not last:
             return self._regular(run_state, due, cost)
-        # at a rate that may be far off an epoch is searched first of all
+        # the rate may be far off, so the search comes first
         scored = last or (due and self._credit >= cost + self._cheapest)
         rest = max(0.0, self._credit - cost * scored)
-        if due and not scored:  # it saves: the cheaper one would always come first otherwise
+        if due and not scored:  # saves for the evaluation, which cheaper searches would prevent
             rest = min(rest, self._cheapest)
         origins = 0
         if policy.origins:
-            spare = rest - first * len(AMOUNTS)  # both or neither: the cheaper one would always come first
+            spare = rest - first * len(AMOUNTS)  # both or neither, or the cheaper one would always be chosen
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
             origins = most if spare >= least * ORIGIN_FORWARDS else 0
@@ -253,11 +258,11 @@ class Search:
         return EpochPlan(rows, scored, origins) if rows or scored else None
 
     def _regular(self, run_state: RunState, due: bool, cost: int) -> EpochPlan | None:
-        """Return the measurements of an epoch once the rate has settled.
+        """Return the measurements to make of an epoch once the rate has settled.
 
-        A search on a few rows comes first, because no epoch should count unseen. A measurement of
-        contributions comes next. Part of the rest is saved for the next evaluation, which takes `cost`
-        forwards and is `due` or not.
+        A search on a few rows comes first, so that no epoch counts unseen. A measurement of contributions
+        comes next. Part of the remaining credit is saved for the next evaluation, which takes `cost`
+        forwards. `due`: enough epochs have passed since the last evaluation.
         """
         policy, credit = self._policy, self._credit
         first, least = min(FIRST_ROWS, policy.search_rows), min(ORIGIN_ROWS, policy.search_rows)
@@ -279,8 +284,8 @@ class Search:
         return EpochPlan(min(policy.search_rows, rows), scored, origins=origins)
 
     def _unsearched(self, run_state: RunState, due: bool, last: bool) -> EpochPlan | None:
-        """Return the measurements of an epoch of a first-order run: first the contribution of each feed, from
-        the credit that is not saved for the evaluation at the end."""
+        """Return the measurements to make of an epoch of a first-order run. The contribution of each feed
+        comes first, paid from the credit that is not saved for the evaluation at the end."""
         policy, rows = self._policy, self._policy.search_rows
         once = rows if self._has_base else BASE_EVALUATION * rows
         saved = once * min(1.0, run_state.promised / run_state.budget)
@@ -292,7 +297,7 @@ class Search:
         return EpochPlan(0, scored, origins) if origins or scored else None
 
     def _has_new_bases(self, run_state: RunState) -> bool:
-        """Return whether the effect of the rate along the bases of the oldest epoch without a seal is
+        """Return whether the oldest epoch without a seal has new bases, along which the effect of the rate is
         unknown."""
         return bool(run_state.sealed) and run_state.has_new_bases(run_state.sealed)
 
@@ -309,7 +314,7 @@ class Search:
     def ended(
         self, epoch: int, found: SearchResult | None, forwards: int, *, scored: bool, run_state: RunState
     ) -> None:
-        """Record what was measured of an epoch, and its cost."""
+        """Record the measurements of an epoch, and their cost in example-forwards."""
         self._credit -= forwards
         self._lead += forwards if found is None and not scored else -forwards
         self._lead = self._lead if self.settled else 0.0
@@ -327,7 +332,7 @@ class Search:
         self.settled = self.settled or self._steady >= STEADY
 
     def missed(self, epoch: int) -> None:
-        """Record that the organiser had no time to search at this epoch. Doubles the target length of later
+        """Record that the organiser had no time to search this epoch, and double the target length of later
         epochs, up to the policy's limit."""
         if self.is_cut(epoch):
             return
@@ -337,9 +342,9 @@ class Search:
     def judged(self, run_state: RunState, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
 
-        A result that comes too late for its own epoch changes the rate alone, at the next seal. Epochs that
-        were cut short were made like the one before, and count like it; after one that counted nothing, their
-        own searches decide.
+        A result that comes too late for the seal of its own epoch changes only the rate, at the next seal.
+        Epochs that were cut short get the factor of the epoch before them, which was made in the same way. If
+        that factor is 0, their own searches decide.
         """
         if self._scheduled:
             return judgement
@@ -358,7 +363,7 @@ class Search:
         judgement = replace(judgement, factor=round(own * FACTOR_ONE), rates=())
         if self._says_nothing(epoch, run_state) or self.is_cut(epoch):
             return judgement
-        if self._policy.kept and found.factor >= HARMFUL:  # the features have said which rate suits
+        if self._policy.kept and found.factor >= HARMFUL:  # the rate of a head follows from its features
             return judgement
         rate = next_rate(run_state.rate(epoch), found, young=not (self.settled or self._policy.kept))
         stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == run_state.rate(coming)

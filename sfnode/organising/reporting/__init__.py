@@ -1,1 +1,1 @@
-"""Reports of an organised run: what any node can tell of it, from decisions and results. Sans-IO."""
+"""Reports on an organised run, which any node can give from decisions and results. Sans-IO."""

@@ -1,6 +1,7 @@
 """Alarms of an organised run that somebody must see to, as numbered errors with the same words everywhere.
 
-All nodes with the control feed see the same alarms; the fix depends on whether the organiser's key is here.
+All nodes with the same control feed show the same alarms. The fix that they give depends on whether the node
+has the organiser's key.
 """
 
 from __future__ import annotations
@@ -28,35 +29,37 @@ GUARDED = (
 )
 
 NO_GAIN = 1 / 4
-"""Share of the budget after which a model should be better than the base model. A run without a measurable
-effect until then is hardly worth the rest."""
+"""Share of the budget after which the model should be better than the base model. A run without a measurable
+effect by then is hardly worth the rest of the budget."""
 
 
 RESTARTED_TIME = 5.0
-"""Seconds after its start at which an organiser that may wait for ever begins to say so. Links take a
-moment."""
+"""Seconds after its start from which an organiser that may wait for ever says so. Before that it may still
+get links."""
 
 
 Silence = tuple[float, float | None]
-"""Seconds for which updates have waited without a decision, and seconds since the last seal; the second is
-None if no seal has come since this node's start."""
+"""Seconds for which updates have waited without a decision, and seconds since the last seal (None if no seal
+has come since this node's start)."""
 
 
 class Restarted(NamedTuple):
     """Wait of a restarted organiser that does not sign yet."""
 
     seconds: float
-    """Seconds since its start."""
+    """Seconds since the organiser's start."""
     more: int
-    """Number of decisions that a neighbour claims to have and that are missing here."""
+    """Number of decisions that a neighbour claims to have and this node does not have."""
     linked: bool
-    """Whether there is a neighbour, or none is wanted for now."""
+    """Whether there is a neighbour, or no neighbour is wanted for now."""
     signed_here: bool
-    """Whether the last decisions were signed in this log. The organiser then continues if it stays alone."""
+    """Whether the last decisions were signed with this log. If so, the organiser continues even if no
+    neighbour is found."""
 
     @property
     def what(self) -> str:
-        """Reason in words, which stay the same while it lasts: the log shows them when they change."""
+        """Reason in words. They stay the same as long as the reason does, because the log shows them when
+        they change."""
         if self.more:
             why = f"a neighbour says that it has {self.more} decisions more, which have to come first"
         elif self.linked or self.signed_here:
@@ -70,7 +73,7 @@ class Restarted(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """Whether it may wait for ever."""
+        """Whether the organiser may wait for ever."""
         ends = not self.more and (self.linked or self.signed_here)
         return self.seconds >= RESTARTED_TIME and not ends
 
@@ -94,8 +97,8 @@ def alarms(
 ) -> list[AlarmStatus]:
     """Return the alarms, the gravest first.
 
-    `here`: this node has the organiser's key; its organiser may have a guard (`guarded`), or not sign yet
-    (`restarted`). `own`: the evidence about this node's own work.
+    `here`: this node has the organiser's key. `guarded`: its organiser has a guard. `restarted`: the wait of
+    its organiser, if that does not sign yet. `own`: the evidence about this node's own work.
     """
     found = []
     if feed.frozen:
@@ -103,7 +106,7 @@ def alarms(
     if run_state.unsupported:
         found.append(_unsupported())
     if verdict.health is RunHealth.WORSE and verdict.latest:
-        guarded = guarded and not run_state.complete  # afterwards a guard can do nothing
+        guarded = guarded and not run_state.complete  # after a run's end a guard can do nothing
         fix = GUARDED if guarded else _take_back(verdict, run_state) if here else PAUSE_IF_YOU_LIKE
         found.append(_worse(verdict, fix))
     if verdict.no_gain and run_state.counted >= NO_GAIN * run_state.budget:
@@ -132,7 +135,7 @@ def _worse(verdict: HealthVerdict, fix: str) -> UserError:
 
 
 def _take_back(verdict: HealthVerdict, run_state: RunState) -> str:
-    """Return the fix for an owner without a guard."""
+    """Return the fix of a worse run for an owner without a guard."""
     first, last = verdict.first_suspect, run_state.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
     return (

@@ -1,7 +1,7 @@
-"""Reports that a node of an organised run can give, whether the organiser is here or not.
+"""Reports that a node of an organised run can give, whether or not it has the organiser.
 
-Reads the run's decisions and what counts by them; changes nothing. Time is an argument (seconds of any
-monotonic clock).
+The module reads the run's decisions and what counts according to them; it changes nothing. Time is an
+argument (seconds of any monotonic clock).
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
-"""Maximum numbers of the latest evaluations and announcements in a report. A chart and a screen have no room
-for more."""
+"""Maximum numbers of evaluations and of announcements in a report; the latest are shown. A chart and a screen
+have no room for more."""
 
 DOUBTED = 100
-"""Maximum number of members in a report whose work does not count for lack of evidence. Nobody looks through
-more."""
+"""Maximum number of members that a report lists because their work does not count for lack of evidence.
+Nobody looks through more."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at the updates that wait for the organiser. A look takes 1.5 us for each feed."""
 
 SILENT_TIME = 900.0
-"""Maximum seconds for which updates may wait without a decision before there is an alarm. An organiser closes
-after ten minutes, however few there are (`OrganiserPolicy.longest_epoch`)."""
+"""Seconds for which updates may wait without a decision before there is an alarm. An organiser closes an
+epoch after ten minutes, however few updates it has (`OrganiserPolicy.longest_epoch`)."""
 
 UNANSWERED_TIME = 2 * SEND_AGAIN
-"""Seconds after which an unanswered join request probably waits for the run's owner."""
+"""Seconds after which a join request without an answer probably waits for the run's owner."""
 
 CUT_OFF = (
     "the organiser is here, and more than half of those who stand in do not answer: it decides nothing until "
@@ -78,7 +78,7 @@ CUT_OFF = (
 )
 
 KEY_DIGITS = 8
-"""Number of hex digits of its key by which the owner admits a newcomer."""
+"""Number of hex digits of a newcomer's key that the owner types to admit it."""
 
 
 class Signing(Protocol):
@@ -94,7 +94,7 @@ class Signing(Protocol):
 
     @property
     def cut_off(self) -> bool:
-        """Whether it organises, and too few stand-ins answer."""
+        """Whether the organiser may sign, but too few stand-ins answer."""
         ...
 
     @property
@@ -119,13 +119,13 @@ class Reports:
         self._organised = organised
         self._head = self._feed.stop, self._feed.chain
         self._term = self._feed.term
-        """State of the control feed at the last `news`."""
+        """Length, chain hash and term of the control feed at the last call of `news`."""
         self._sealed, self._sealed_at = self.run_state.sealed, float("-inf")
-        """Number of seals at the last `news`, and the time at which the last seal came; minus infinity if
-        none came since the start."""
+        """Number of seals at the last call of `news`, and the time at which the last seal came; minus
+        infinity if no seal has come since the start."""
         self._waiting_since, self._look_at = float("inf"), now
-        """Time since which updates wait without a decision (infinite if none do), and the time of the next
-        look at this."""
+        """Time from which updates have been waiting without a decision (infinite if no updates wait), and
+        time of the next look at this."""
         self._results = Results(manifest.training)
         self._verdict = self._results.verdict()
 
@@ -139,7 +139,7 @@ class Reports:
 
     @property
     def elects(self) -> bool:
-        """Whether members may stand in for the organiser, from version 4 of the protocol."""
+        """Whether members may stand in for the organiser, as from version 4 of the protocol on."""
         return self._feed.authority.terms > 1
 
     @property
@@ -154,8 +154,8 @@ class Reports:
     def status(
         self, organising: Signing | None, now: float, term_since: int | None = None
     ) -> OrganiserStatus:
-        """Return the state of the run. `organising` is the organiser if it is here. `term_since` is the time
-        at which the present term's first decision came, in seconds since 1970."""
+        """Return the state of the run. `organising`: the organiser, if it is on this node. `term_since`: time
+        at which the first decision of the present term came, in seconds since 1970."""
         run_state, feed, results = self.run_state, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
@@ -189,7 +189,7 @@ class Reports:
         )
 
     def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
-        """Return the state of the run in short, and what a node with the feed `own` may do in it."""
+        """Return a short form of the state of the run, and what a node with the feed `own` may do in it."""
         run_state = self.run_state
         member = self._member_of(own)
         return RunStatus(
@@ -225,7 +225,7 @@ class Reports:
         ]
 
     def alarms(self, organising: Signing | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
-        """Return the alarms that somebody must see to, the gravest first; `own` is the feed of this node."""
+        """Return the alarms that somebody must see to, the gravest first. `own`: the feed of this node."""
         self._look()
         waits = now - self._waiting_since
         silence = (waits, self._since_seal(now)) if waits >= SILENT_TIME else None
@@ -235,8 +235,8 @@ class Reports:
         return alarms(*about, here=True, guarded=organising.guarded, restarted=organising.restarted)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
-        """Return why a node may not make updates now, None if it may; `asked`: seconds since it first asked
-        to be admitted."""
+        """Return the reason why a node may not make updates now; None if it may. `asked`: seconds since it
+        first asked to be admitted; None if it has not asked."""
         if own is None or self.run_state.complete:
             return None
         match self._organised.membership(own):
@@ -265,8 +265,8 @@ class Reports:
                 return None if self._organised.room(own) else self._no_room(own, organising)
 
     def news(self, now: float) -> list[str]:
-        """Return what happened since the last call, one line each. Of many seals or results only the last one
-        is told."""
+        """Return what has happened since the last call, one line for each event. Of several seals or results
+        only the last one has a line."""
         feed, head = self._feed, self._head
         if now >= self._look_at:
             self._look_at = now + LOOK_INTERVAL
@@ -311,8 +311,8 @@ class Reports:
         return Members(total=len(found), offset=offset, members=[self._member(n, invitations) for n in page])
 
     def join_requests(self, organising: Signing | None) -> JoinRequestList:
-        """Return the newcomers that wait for the owner, and the offers to stand in; empty where the organiser
-        is not on this node."""
+        """Return the newcomers that wait for the owner, and the offers to stand in; empty if the organiser is
+        not on this node."""
         run_id = self._manifest.run_id
         waiting = organising.join_requests() if organising else []
         return JoinRequestList(
@@ -332,7 +332,7 @@ class Reports:
         )
 
     def changes(self, decision: Decision) -> list[Change]:
-        """Return the numbers of the run that a decision would change now."""
+        """Return the figures of the run that a decision would change now."""
         after = deepcopy(self.run_state)
         after.apply(Recorded(decision))
         new = _numbers(after)
@@ -349,11 +349,12 @@ class Reports:
         return 1 + keys.index(decision.key) if isinstance(decision, Invite) and decision.key in keys else None
 
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
-        """Return the unsigned succession by which `key` (hex) would sign after the first `kept` decisions.
+        """Return the unsigned succession by which `key` (hex) becomes the signing key after the first `kept`
+        decisions. If `kept` is None, all decisions on this node are kept.
 
-        Without `kept` all decisions here are kept. Raises ValueError if there are fewer than `kept`. Without
-        `kept` it also does if some are known to be missing here, or if there are none, as on a node that has
-        just joined.
+        Raises ValueError if this node has fewer than `kept` decisions. If `kept` is None, raises ValueError
+        if decisions are known to be missing here, or if there are no decisions, as on a node that has just
+        joined.
         """
         feed = self._feed
         if kept is None and feed.misses_decisions:
@@ -377,7 +378,7 @@ class Reports:
         )
 
     def _member(self, number: int, invitations: dict[int, int]) -> MemberStatus:
-        """Return a member's row. `invitations` has the numbers of invitations, keyed by the identity (`id`)
+        """Return the status of a member. `invitations`: numbers of invitations, keyed by the identity (`id`)
         of their objects."""
         member = self.run_state.members[number]
         return MemberStatus(
@@ -392,12 +393,12 @@ class Reports:
         )
 
     def _member_of(self, own: Feed | None) -> int | None:
-        """Return the number of this node's member; None if it has none."""
+        """Return the member number of the origin of feed `own`; None if it is no member."""
         number = self.run_state.number(own) if own else None
         return None if number is None else number // INCARNATIONS
 
     def _evidence(self, member: int | None) -> EvidenceStatus | None:
-        """Return the evidence about a member; None if none of its work was measured."""
+        """Return the evidence about a member; None if no work of it was measured."""
         self._look()
         known = None if member is None else self._members.get(member)
         if known is None or member is None:
@@ -435,7 +436,7 @@ class Reports:
         )
 
     def sequel(self) -> str | None:
-        """Return the link to the run as which this one continues, as last announced; None if none was
+        """Return the last announced link to the run as which this run continues; None if no such run was
         announced."""
         links = map(link_in, reversed(self._look().announcements))
         return next(filter(None, links), None)
@@ -464,7 +465,7 @@ class Reports:
         return f". It says: {named[-1]}" if named else ""
 
     def _harm_of(self, own: Feed) -> str:
-        """Return the measured harm of an origin in words; empty if none is evident."""
+        """Return the measured harm that an origin's work does, in words; empty if no harm is evident."""
         found = self._evidence(self._member_of(own))
         if found is None or found.harmful_since is None:
             return ""
@@ -515,7 +516,7 @@ class Reports:
         return lines
 
     def _look(self) -> Results:
-        """Return the results of all present decisions."""
+        """Take in the new decisions, and return the results of all decisions."""
         results, read = self._results, self._results.read
         if results.follow(self._feed.entries).read != read:
             self._verdict = results.verdict()
@@ -523,8 +524,8 @@ class Reports:
 
 
 def _restarted(organising: Signing | None) -> str | None:
-    """Return the reason why this node's organiser does not sign yet, and how to end that; None if it signs or
-    is not here."""
+    """Return the reason why this node's organiser does not sign, and how to end that; None if it signs, or is
+    not on this node."""
     restarted = organising.restarted if organising else None
     if organising and organising.cut_off:
         return CUT_OFF
@@ -532,7 +533,7 @@ def _restarted(organising: Signing | None) -> str | None:
 
 
 def _numbers(run_state: RunState) -> dict[str, int]:
-    """Return the numbers that an owner's decision may change."""
+    """Return the figures of a run that an owner's decision may change, keyed by their names."""
     return {
         "members": len(run_state.members),
         "quotas": sum(map(run_state.quotas.own, range(len(run_state.members)))),

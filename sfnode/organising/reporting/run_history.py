@@ -1,8 +1,8 @@
-"""The history of an organised run: the one fold of its control feed that views, commands and pages show.
+"""The history of an organised run, computed from its control feed for all views, commands and pages.
 
 `Results` has the published results and verdicts. A `RunHistory` adds the outcome of each epoch and member
-(SPEC O16), and every decision in words. Both follow from the control feed, except the names that origins give
-themselves.
+(SPEC O16), and every decision in words. Both follow from the control feed alone, except for the names that
+origins give themselves.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import Sum, worths
 
 DIGITS = 16
-"""Hex digits of keys and digests in words: enough for `sfnode organise` to recognise them."""
+"""Number of hex digits that texts show of keys and digests. They suffice for `sfnode organise` to recognise a
+key."""
 
 
 Called = Mapping[bytes, Names]
@@ -69,19 +70,20 @@ class Results:
     def __init__(self, training: Training | None = None) -> None:
         self.training = training
         self.read = 0, b""
-        """Number of decisions that were read, and the signature of the last one. Decisions change only by new
-        ones, or by a succession, which signs the next one itself."""
+        """Number of decisions that were read, and the signature of the last one. If the signature is still in
+        its place, the decisions before it are the same: only a succession replaces decisions, and its key
+        signs the new ones."""
         self.said: list[Decision] = []
-        """Results and announcements, in order."""
+        """Decisions that publish results or announcements, in order."""
         self.verdicts = Verdicts.of_run(training)
         """Verdicts on members."""
 
     def follow(self, entries: Sequence[Entry]) -> Self:
-        """Take in the new decisions. Begin anew if earlier ones have disappeared."""
+        """Take in the new decisions. Begin anew if earlier decisions have disappeared."""
         return self.read_on(lambda first: entries[first:])
 
     def read_on(self, control: Callable[[int], Sequence[Entry]]) -> Self:
-        """Take in the new decisions as `follow` does. `control(first)` reads the decisions from position
+        """Take in the new decisions as `follow` does. `control(first)` returns the decisions from position
         `first` on."""
         known, last = self.read
         entries = control(max(0, known - 1))
@@ -116,12 +118,12 @@ class Results:
     def verdict(self) -> health.HealthVerdict:
         """Return the health of the run."""
         guard = self.verdicts.guard
-        assert guard is not None  # who reads decisions has one
+        assert guard is not None  # verdicts of a reader have a guard
         return guard.verdict()
 
 
 class _Line(NamedTuple):
-    """A decision in words. Later decisions complete the words of seals and successions."""
+    """A decision in words. The words of seals and successions are completed only when they are shown."""
 
     position: int
     term: int
@@ -132,25 +134,25 @@ class _Line(NamedTuple):
 
 
 class RunHistory(Results):
-    """History of a run by its decisions: epochs, members, and every decision in words."""
+    """History of a run, as its decisions tell it: epochs, members, and every decision in words."""
 
     def __init__(
         self, run: RunParameters, names: Called = MappingProxyType({}), training: Training | None = None
     ) -> None:
-        """`names` may change later: each decision is put into words with the names at the time when it is
-        read. Without the manifest's `training` it is unknown why seals leave work out."""
+        """`names` may change later: words about a decision have the names at the time when the decision is
+        read. Without the manifest's `training` the reasons why seals leave work out are unknown."""
         super().__init__(training)
         self.run, self.names = run, names
         self.run_state = RunState.of(run)
         self.seals: list[Seal] = []
         """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
-        """Measurements of epochs, in order."""
+        """Measurements of contributions, in order."""
         self._left_out: dict[Recount, Uncounted] = {}
-        """Reasons why seals have left work out, keyed by that work, in order."""
+        """Reasons why seals have left work out, keyed by this work, in order."""
         self._latest: dict[int, Uncounted | None] = {}
-        """Reason why the last seal that has judged a member's work left it out, or None if it did not; keyed
-        by member number."""
+        """Reason why the last seal on a member's work left the work out, or None if it counted the work;
+        keyed by member number."""
         self._lines: list[_Line] = []
 
     def _begin(self) -> None:
@@ -158,7 +160,7 @@ class RunHistory(Results):
 
     def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
         super()._take(position, entry, recorded)
-        elected = isinstance(recorded.decision, Elected)  # which says itself that it begins a term
+        elected = isinstance(recorded.decision, Elected)  # the decision itself says that a term begins
         if not elected and entry.term != (self._lines[-1].term if self._lines else 0):
             self._lines.append(_Line(position, entry.term, "succession"))
         run_state, decision = self.run_state, recorded.decision
@@ -173,7 +175,7 @@ class RunHistory(Results):
                 return
             case Close() if run_state.open_epoch == closed:
                 return
-            case Evaluated() if not health.evaluation(decision).base:  # told with its seal
+            case Evaluated() if not health.evaluation(decision).base:  # shown with its seal
                 return
             case Worth():
                 self.worths.append(decision)
@@ -205,8 +207,8 @@ class RunHistory(Results):
         return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
-        """Return what became of a member's work: for each of its feeds in each closed epoch, how many updates
-        count, and why not more."""
+        """Return the verdicts on a member's work: for each of its feeds in each closed epoch the number of
+        updates that count, and the reason why others do not."""
         return [
             Verdict(
                 epoch=epoch,
@@ -221,7 +223,8 @@ class RunHistory(Results):
         ]
 
     def members(self) -> list[Ranked]:
-        """Return the contributions of members, the greatest worth first, then most updates."""
+        """Return the contributions of members, ordered by worth and then by number of updates, the largest
+        first."""
         sums, run_state = worths(self.run_state, self.worths), self.run_state
         numbers = range(len(run_state.members))
         known = {number: sums.get(number, Sum()) for number in numbers}
@@ -252,8 +255,8 @@ class RunHistory(Results):
     def entries(
         self, successions: Iterable[Succession] = (), arrivals: Sequence[int | None] = ()
     ) -> list[HistoryEntry]:
-        """Return the decisions in order; an epoch's close and evaluations stand with its seal. `arrivals` are
-        the times at which decisions came here, for the first ones or all."""
+        """Return the decisions in order. An epoch's close and evaluation are part of the entry of its seal.
+        `arrivals`: times at which decisions arrived here, for the first decisions or all."""
         keys = {succession.term: succession.key for succession in successions}
         epochs, found = self.epochs(), list[HistoryEntry]()
         for position, term, kind, text, epoch in self._lines:
@@ -294,12 +297,13 @@ class RunHistory(Results):
 
 
 def _may_bring(feed: int, epoch: int, run_state: RunState, labels: range) -> bool:
-    """Return whether a close may list updates with one of these labels; only the log knows."""
+    """Return whether a close may list updates with one of these labels. Whether it does, only the log could
+    tell."""
     return labels.start <= epoch
 
 
 def parts(counts: Mapping[bytes, int], names: Called) -> list[OriginPart]:
-    """Return the origins with non-zero numbers, the largest first."""
+    """Return the origins with a non-zero number of updates, the largest number first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [
         OriginPart(origin=origin.hex(), name=name_of(origin, names), updates=updates)
@@ -318,7 +322,7 @@ def _succeeded(key: bytes | None) -> str:
 
 
 def in_words(decision: Decision, run_state: RunState, names: Called) -> str:
-    """Return a decision in words; `run_state` is the state after it."""
+    """Return a decision in words. `run_state`: the state after the decision."""
     match decision:
         case Close(epoch=epoch, moves=moves):
             updates = sum(move.steps for move in moves)
