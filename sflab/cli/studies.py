@@ -63,7 +63,7 @@ def run_study(plan: Study, results: Path, count: int, device: str) -> dict[str, 
 
 
 def line(progress: StudyProgress, seconds: float) -> str:
-    """Format the progress of a study, with the remaining time at its speed so far."""
+    """Format the progress of a study, with the remaining time estimated from the speed so far."""
     from sflab.studies.study import describe, short
 
     left = (progress.total - progress.done) * seconds / max(progress.fresh, 1)

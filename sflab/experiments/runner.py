@@ -1,8 +1,8 @@
 """Runs one cell: steps, communication, evaluations, results as JSON lines, and restarts.
 
 The results of a cell are lines in `<name>.jsonl`. An unfinished cell continues from `<name>.state` after a
-kill. The state also has the size of the results at that time: later lines are written again, with the same
-numbers.
+kill. The state also has the size of the results file at that time. Lines beyond that size are written again,
+with the same values.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def run_cell(
 
     `log` is the folder for the data of SeedFlood's client 0. It must be empty, or have the log of this cell.
 
-    Raises UserError RESULTS_UNUSABLE if files with the cell's names are something else, DISK_FULL, and as
-    `make`.
+    Raises UserError RESULTS_UNUSABLE if files with the cell's names hold something else, DISK_FULL, and the
+    errors of `make`.
     """
     check(cell)
     if values := finished(cell, folder):
@@ -334,8 +334,8 @@ _SCORES = TypeAdapter(dict[str, float])
 
 
 def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
-    """Return the scores of the untrained model, with and without calibration. They are measured once for each
-    results folder."""
+    """Return the scores of the untrained model, with and without calibration. These scores are measured once
+    for each results folder."""
     fields = json.dumps(cell.problem.model_dump(mode="json", exclude={"objective"}), sort_keys=True).encode()
     name = hashlib.blake2b(fields, digest_size=8, person=b"sfnode-base").hexdigest()
     path = folder / f"base-{name}.json"

@@ -1,9 +1,9 @@
 """SeedFlood (arXiv 2602.18181) with virtual clients: shipped nodes in virtual time that share one engine.
 
 A client is a node of the simulator (`sflab.simulator.world`): driver, peering, SQLite. In an organised run
-client 0 also has the organiser. In a local step each client makes an update. The updates of a round are
-signed and flooded together. Virtual time passes only in rounds. The only state is the measurements:
-everything else follows from them and the cell, so a restart runs the cell again without measuring.
+client 0 is also the organiser. In a local step each client makes an update. The updates of a round are signed
+and flooded together. Virtual time passes only in rounds. The only state is the measurements: everything else
+follows from them and the cell, so a restart runs the cell again without measuring.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ elapsed time, which means nothing in a cell."""
 
 ROUND = 3.0
 """Virtual seconds of a round if links are slow, clients are absent or the run is organised. Nodes need much
-less to forward everything, and an organiser works twice in a round."""
+less time to forward everything, and an organiser checks twice in a round what to decide."""
 
 QUICK_LINK = 0.01
 """Delay of a link, in seconds, if `hops` is 0."""
 
 STEP, LOOK = 0.001, 0.05
-"""Seconds between two checks whether a step is done, and whether all clients are equal."""
+"""Seconds between two checks: STEP for whether a local step is done, LOOK for whether all clients are
+equal."""
 
 PATIENCE = 600.0
 """Timeout, in seconds, for nodes to meet, to be admitted, and to have the last seal."""
@@ -265,7 +266,8 @@ class SeedFlood:
         return scalar_of(self._cell, limit, sent, seed, measured)
 
     def _wait(self, until: Callable[[], bool], look: float = LOOK) -> None:
-        """Let time pass until a condition holds. Fail after PATIENCE seconds."""
+        """Let time pass until a condition holds, which is checked every `look` seconds. Fail after PATIENCE
+        seconds."""
         end = self.world.now + PATIENCE
         while not until():
             if self.world.now > end:
@@ -330,7 +332,8 @@ class SeedFlood:
         return client.machine.frontier.digest(), decided
 
     def _equal(self) -> bool:
-        """Return whether all clients have the same updates and decisions, and the bases that these need."""
+        """Return whether all clients have the same updates and decisions, and the bases that these updates
+        need."""
         lacking = any(client.running.bases and client.running.bases.lacking() for client in self.clients)
         return len({self._state_of(client) for client in self.clients}) <= 1 and not lacking
 
@@ -469,7 +472,8 @@ def shard_of(attack: str, task: Task, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def scalar_of(cell: Cell, limit: int, sent: Sequence[int], seed: int, measured: int) -> int:
-    """Return the next scalar of a hostile client after the scalars `sent`. `limit` is the largest one."""
+    """Return the next scalar of a hostile client after the scalars `sent`. `limit` is the largest absolute
+    value of a scalar."""
     coin = 1 - 2 * (derive_key(b"sfnode simulated attack", seed.to_bytes(8, "big")) & 1)
     match cell.network.attack:
         case "random":

@@ -325,7 +325,7 @@ class Equivocator(Actor):
         self._next = 0
 
     def misbehave(self, end: MemoryLink) -> None:
-        """Extend both histories by a step, once a turn for all links."""
+        """Extend both histories by one step per turn, however many links there are."""
         if self.world.now > self.world.faults_end or end is not next(iter(self.links), None):
             return
         segments = [self._step(side) for side in (0, 1)]

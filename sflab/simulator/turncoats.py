@@ -178,7 +178,7 @@ class FalseStandIn(Turncoat):
         return [said]
 
     def _elects_everybody(self, said: Statement) -> list[Statement]:
-        """Elect all candidates or, without any, everybody."""
+        """Elect all candidates or, if no stand-in is a candidate, all stand-ins heard so far."""
         others = [heard.said for heard in self._elections._heard.values()]
         standing = [one for one in others if one.candidate == one.key and one.voted > said.term]
         return [self._elects(said, one) for one in standing or others] or [said]

@@ -131,12 +131,12 @@ class WatchedLog(UpdateLog):
 
 
 class Computer:
-    """One computer, with its node while that runs."""
+    """One computer, with its node while the node runs."""
 
     hostile = False
 
     def __init__(self, world: World, name: str, hardware: Hardware, files: Files | None = None) -> None:
-        """With the `files` of another computer, it is a copy of that one."""
+        """With the `files` of another computer, this computer is a copy of that one."""
         self.world = world
         self.name = name
         self.display_name = name
@@ -176,7 +176,7 @@ class Computer:
         self._program = virtual_time.Program()
         self._offset = self._reading = 0.0
         self._stops: dict[Feed, int] = {}
-        """Next step of each feed that the node will count, since its last start."""
+        """Next step of each feed that the node will count, as observed since its last start."""
         self._task: asyncio.Task[None] | None = None
         if files:
             self.layout.path.mkdir()
@@ -204,8 +204,8 @@ class Computer:
         return self.log.stop(self.machine.own) if self.up and self.log and self.machine.own else 0
 
     def counted(self, feed: Feed) -> int:
-        """Return the first step of a feed that does not count by its log: the feed's end, or an earlier fork;
-        0 while it is off."""
+        """Return the first step of a feed that does not count according to the node's log: the feed's end, or
+        an earlier fork; 0 while the node is off."""
         if self.log is None:
             return 0
         stop = self.log.stop(feed)
@@ -294,7 +294,7 @@ class Computer:
         return self._reading
 
     def leap(self, seconds: float) -> None:
-        """Move the clock forward by `seconds`, or stop it for as long if negative."""
+        """Move the clock forward by `seconds`; if negative, stop it for as many seconds."""
         self._note("clock", f"{seconds:+.1f} s")
         self._offset += seconds
 

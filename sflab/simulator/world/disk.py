@@ -87,7 +87,7 @@ def lose(layout: Layout, feed: Feed, kept: int) -> None:
 
 
 def take_for_original(layout: Layout, run_id: bytes) -> None:
-    """Make a copied log believe that it was never moved, as on a cloned machine."""
+    """Record in a copied log that it was never moved, as on a cloned machine."""
     with UpdateLog.open(layout.log, run_id) as log:
         data_folder.remember_location(log)
 

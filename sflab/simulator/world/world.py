@@ -75,8 +75,8 @@ class World:
     ) -> None:
         """If `managed`, all nodes reach each other; otherwise only pairs given to `want`.
 
-        If `watched`, everything that nodes write to disk is checked. Their engines must then be engines of
-        integers.
+        If `watched`, everything that nodes write to disk is checked. The nodes' engines must then be engines
+        of integers.
         """
         self.seed = seed
         self.manifest = manifest
@@ -222,7 +222,8 @@ class World:
     def want(self, one: Computer, other: Computer, *, both: bool = True) -> None:
         """Give `one` the other's address, as its user would.
 
-        If nodes do not all reach each other, this pair does. With `both`, the other one dials, too.
+        In a world that is not `managed`, the two then reach each other. There, with `both`, `other` dials,
+        too.
         """
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))
@@ -288,7 +289,7 @@ class World:
         """Record the decisions that `node` has on disk now.
 
         Raises Violation if another node had different decisions of the same term, unless the scenario forks
-        it. Decisions that only the organiser's disk had may be lost.
+        that term. Decisions that only the organiser's disk had may be lost.
         """
         chain = control_feed.genesis(self.run.run_id)
         for position, entry in enumerate(log.control()):
@@ -306,7 +307,7 @@ class World:
     def _shown(self, node: Computer, position: int, chain: bytes) -> None:
         """Record a decision that a node shows to its owner.
 
-        Raises Violation if another node showed a different one: one of them must be taken back.
+        Raises Violation if another node showed a different decision: one of the two must be taken back.
         """
         known, by = self.shown.setdefault(position, (chain, node.name))
         if known != chain:
