@@ -31,8 +31,7 @@ class Setup:
     """Seed of all random choices of the method."""
     learning_rate: float
     epsilon: float = 1e-3
-    """Distance of each point of a zeroth-order estimate from the client's vector, as a multiple of a standard
-    normal vector (as in MeZO)."""
+    """Scale of the standard normal perturbation in a zeroth-order estimate (as in MeZO)."""
     local_steps: int = 5
     """Number of local steps between two rounds of communication."""
     options: Mapping[str, float] = field(default_factory=dict)

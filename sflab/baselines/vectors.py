@@ -94,5 +94,5 @@ def sparse(entries: int) -> int:
 
 
 def kept(entries: int, share: float) -> int:
-    """Return `share` of the number `entries`, rounded to a whole number of at least 1."""
+    """Return `share` times `entries`, rounded to a whole number of at least 1."""
     return max(1, round(share * entries))

@@ -1,4 +1,4 @@
-"""Times three candidates: plain forward passes with as many rows, our step, and MeZO's step in place.
+"""Times three candidates: our step, plain forward passes with as many rows, and MeZO's step in place.
 
 All use the same model, the same mini-batch and the same output positions. They take turns in one process, so
 a disturbance of the machine affects them alike. The order changes from turn to turn, so that no candidate

@@ -304,7 +304,7 @@ class _Run:
         self._save_at = ended + max(SAVE_EVERY, SAVE_REST * (ended - began))
 
     def _restore(self) -> int:
-        """Continue from the state. Return the size that the results had then, in bytes."""
+        """Continue from the state. Return the size of the results file at the time of the state, in bytes."""
         try:
             state = torch.load(self._state, weights_only=True)
             size = int(state["size"])

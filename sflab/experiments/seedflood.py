@@ -119,7 +119,7 @@ class ClientComputer(Computer):
         return self.up and meets and self.quiet and self.scheduler.ready
 
     def start(self) -> None:
-        """Start the node as a newcomer with its own key, which may make updates at once (SPEC O20)."""
+        """Start the node with its own key. As a newcomer it may make updates at once (SPEC O20)."""
         self.layout.identity.unlink()
         super().start()
 

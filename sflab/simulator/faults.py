@@ -94,7 +94,8 @@ Fault = Callable[[FaultTime], None]
 
 
 def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fault]:
-    """Turn `install` into a function that takes its parameters and returns the fault."""
+    """Turn `install` into a function that takes all parameters of `install` but the first, and returns the
+    fault."""
 
     def made(*numbers: P.args, **named: P.kwargs) -> Fault:
         return lambda on: install(on, *numbers, **named)

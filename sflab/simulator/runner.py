@@ -62,7 +62,7 @@ APPOINTED = 60.0
 """Maximum seconds until members are admitted and named as stand-ins. A lost offer is repeated after 30 s."""
 
 MORE = 20
-"""Number of further counted updates with which a run with stand-ins is completed at the end."""
+"""Number of further counted updates after which a run with stand-ins is completed at the end."""
 
 AFTERMATH = 3.0
 """Seconds after convergence in which nothing may change."""

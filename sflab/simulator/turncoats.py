@@ -190,7 +190,7 @@ class FalseStandIn(Turncoat):
         return replace(said, voted=term, candidate=one.key, ballot=ballot, silent=True)
 
     def _leaps(self, said: Statement) -> list[Statement]:
-        """Stand in the latest possible term, and answer in it."""
+        """Be a candidate for the latest possible term, and answer in that term."""
         term = said.term + LEAP - 1
         message = election_message(self.world.run.run_id, term, said.stop, said.chain, said.key)
         ballot = self.organised.control.sign(message)

@@ -1,4 +1,4 @@
-"""A run goes on as another: a member who agreed is there without anybody at it."""
+"""A run that continues as another run: a member who agreed to follow joins the new run without its owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sfnode.store.run_keys import RunKeys
 from tests.processes.helpers import LOOPBACK, here, nodes, until
 
 SLOW = ("--limit", "cpu=10")
-"""Limit of nodes that are to leave room for those that start."""
+"""CPU limit of the nodes, which leaves room for nodes that start."""
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

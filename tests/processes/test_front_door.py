@@ -1,4 +1,4 @@
-"""From a messy table to a model that is asked, by what the screen says and nothing else."""
+"""From a messy table to answers of a model, with only the commands that the screen shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.processes.terminal import Terminal
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 ASK = "q: leave: "
-"""End of the question below the screen."""
+"""End of the question below the proposal of `sfnode init`."""
 
 
 def test_three_commands_from_a_messy_table_to_an_answer_are_read_from_the_screen(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ pytestmark = [
 ]
 
 ROOM = 1 << 16
-"""Bytes of the longest file: what the log writes lies beyond, and what the node prints does not."""
+"""Maximum size of a file, in bytes. The node's log is larger, and its output is smaller."""
 
 
 def fill(node: Node) -> None:
-    """Let the node write no file any further than it is long."""
+    """Prevent the node from writing beyond the first ROOM bytes of any file."""
     resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
 
 
@@ -39,7 +39,7 @@ def is_full(status: Status) -> bool:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
-    """A trainer that has a neighbour, which only holds updates."""
+    """A trainer and its neighbour, a relay."""
     (tmp_path / "run.toml").write_text(build({"update_budget": 10_000_000, "epoch_updates": 1000}).to_toml())
     with nodes(tmp_path) as make:
         relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()

@@ -1,6 +1,7 @@
-"""A real Prometheus scrapes real nodes: it takes what they say, and no panel of our dashboard stays empty.
+"""A real Prometheus scrapes real nodes: it accepts their metrics, and no panel of our dashboards stays empty.
 
-This stands for Grafana itself, which no registry here has: its panels are the questions that it would ask.
+This stands for a test with Grafana, which no package registry here has: a panel of Grafana only asks these
+expressions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def promtool(folder: Path, *arguments: object, text: str = "") -> None:
-    """Run promtool, which has nothing to find fault with."""
+    """Run promtool. Assert that it finds no fault."""
     command = [str(folder / "promtool"), *map(str, arguments)]
     ended = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout

@@ -1,4 +1,4 @@
-"""The drill: a run whose organiser is gone for good goes on, with nobody awake (SPEC O21 to O23)."""
+"""A run whose organiser is gone for good goes on, without any action of a person (SPEC O21 to O23)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def organises(node: Node) -> bool:
 
 
 def goes_on(members: list[Node], before: int) -> int:
-    """Wait until updates of all members count in a later term, by another organiser; return how many do."""
+    """Wait until every member knows a later term than `before`, and more counted updates than at that time.
+    Return the number of counted updates."""
     for member in members:
         begun = member.until_organised("another organises", lambda status: status.term > before).counted
         counted = member.until_organised(
