@@ -96,7 +96,7 @@ def served(newcomers: Sequence[Node]) -> list[float]:
         time.sleep(LOOK)
         for node in newcomers:
             if not node.running:
-                node.start()  # as a volunteer would, whose machine was too busy to join
+                node.start()  # as a volunteer does if the machine was too busy to join
             layout = Layout(node.folder)
             if layout.partial_model.exists():
                 began = min(began, time.monotonic())

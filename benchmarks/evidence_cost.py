@@ -45,7 +45,7 @@ BATCH = 4
 def drift(rows: int) -> float:
     """Return the mean score of one honest update that is scored on `rows` rows. Few rows make the score
     noisier."""
-    noise = BATCH * (RHO**-2 - 1)  # variance over rows in terms of that of the slope
+    noise = BATCH * (RHO**-2 - 1)  # variance over rows, as a multiple of the slope's variance
     return RHO / math.sqrt(1 + noise / rows)
 
 

@@ -64,7 +64,7 @@ async def watched(swarm: LocalSwarm, seconds: float) -> list[Row]:
     seen: list[Row] = []
     begun = 0.0
     async with swarm:
-        processes = psutil.Process().children()  # one for each node, in order: daemons are theirs
+        processes = psutil.Process().children()  # one for each node, in order; daemons are children of nodes
         while not begun or time.monotonic() < begun + seconds:
             known = (await swarm.look()).known
             if known and not begun:

@@ -154,7 +154,7 @@ def make_files(folder: Path, megabytes: int) -> None:
     shutil.copytree(EMBEDDED / "tiny", folder / "model")
     (folder / "model" / "vocab.bpe").write_bytes(
         os.urandom(megabytes * 10**6)
-    )  # its tokenizer reads no such file
+    )  # the model's tokenizer does not read this file
     for split, count in (("train", 2000), ("test", 500)):
         rows = rows_of(f"builtin:reviews:{split}", count)
         (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -179,7 +179,7 @@ def run(case: str, home: Path, megabytes: int) -> Iterator[tuple[str, Path, tupl
     organiser = Process(home, "join", "--run", home / "run.toml", "--organise", "--data-dir", folder)
     try:
         link = shown_link(organiser)
-        while not origins(folder):  # it trains, as one does whom a volunteer finds
+        while not origins(folder):  # until it trains, as the nodes that volunteers find do
             organiser.check()
             time.sleep(LOOK)
         yield link, folder, before

@@ -114,7 +114,7 @@ def die(scene: str, words: list[str]) -> None:
 
     def hears(self: Elections, *statement: Any) -> list[Any]:
         if decided:
-            end()  # the round before, which made it a decision, was carried out
+            end()  # the messages of the round that made the decision have been sent
         return hear(self, *statement)
 
     async def evaluates(self: Organising, asked: Any) -> None:
@@ -156,7 +156,7 @@ class Swarm:
         """Read the decisions that all nodes have stored. Raises AssertionError if a node has lost one."""
         for name, node in self.nodes.items():
             if name not in self.kept and not node.organised():
-                continue  # it only begins
+                continue  # the node is starting
             with UpdateLog.open(Layout(node.folder).log, read_only=True) as log:
                 found, before = log.control(), self.kept.get(name, [])
             assert found[: len(before)] == before, f"{name} has lost decisions"

@@ -30,7 +30,7 @@ NODES, PUBLIC = 4, 1024
 """Number of nodes, and number of public rows besides those for validation."""
 
 SETTLED = 12.0
-"""Seconds after which a node has certainly counted its updates again (`privacy.LOOK_INTERVAL`)."""
+"""Seconds after which a node has checked its updates again (`privacy.LOOK_INTERVAL`)."""
 
 
 class Swarm(LocalSwarm):

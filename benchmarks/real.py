@@ -91,7 +91,7 @@ def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
         train=str(where / "train.tsv"),
         test=str(where / "test.tsv"),
         train_limit=rows + WITHHELD,
-        train_min_words=4 if name == "sst2" else 0,  # it has phrases, too
+        train_min_words=4 if name == "sst2" else 0,  # SST-2 has phrases, too
         test_limit=held_out,
     )
     texts = presets.task_of(found._replace(task=words), headed=True, asking=True)

@@ -212,7 +212,7 @@ def _losses(
 def _loss(model: Any, batch: Encoded) -> Any:
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
     chosen = logits[batch.sequences, batch.columns].log_softmax(-1)
-    plain = replace(batch, weights=None)  # the mean of the tokens' losses
+    plain = replace(batch, weights=None)  # gives the mean of the tokens' losses
     return plain.losses(chosen.gather(1, batch.targets[:, None]).flatten()).mean()
 
 

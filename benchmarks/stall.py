@@ -50,7 +50,7 @@ def main(model: str, dtype: str) -> None:
         matrices = len(trainer.loaded.sites)
         steps = matrices + SPARE
         with measure.undisturbed():
-            trainer.step([0], 0)  # which warms up
+            trainer.step([0], 0)  # warm-up
             taken = [step(trainer, number, number // steps) for number in range(steps * EPOCHS)]
     median, longest = statistics.median(taken), max(taken)
     print(f"{model}, {dtype}, {torch.get_num_threads()} threads, {len(taken)} steps")

@@ -46,7 +46,7 @@ def last_blocks(model: Path, blocks: int, rows: int) -> Trainer:
     loaded = loader.load(manifest, override=None, device=torch.device("cpu"))
     if loaded.kept is None:
         raise SystemExit("nothing is kept of this model")
-    loaded.kept.folder = None  # in memory alone: whatever has been computed on this machine before
+    loaded.kept.folder = None  # keep states only in memory, so that no earlier ones are used
     return Trainer(manifest, loaded, of.train)
 
 

@@ -84,7 +84,7 @@ class Meter:
         from sfnode.engine import forward
 
         self._steps += len(seeds)
-        if not self._begun:  # the first step is not measured: it warms up
+        if not self._begun:  # the first step is a warm-up
             self._spent.clear()
             self._steps, self._begun = 0, time.process_time()
         elif self._steps % SAMPLED == 0:

@@ -68,7 +68,7 @@ def largest(vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return indices, vector[indices]
 
 
-# Bytes of messages, by the encoding of each method. Headers are not counted.
+# Bytes of messages in the encoding of each method, without headers.
 #
 # These sizes give the SeedFlood paper's totals for OPT-1.3B (arXiv 2602.18181). The paper counts one
 # direction of an edge in 100 rounds. 1,315,758,080 parameters of 4 bytes (the embedding once, as it is tied

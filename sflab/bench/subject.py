@@ -156,7 +156,7 @@ def _made(source: str, scratch: Path, dtype: str, device: torch.device) -> str:
     settings = shapes.describe(source)
     parameters = shapes.parameters(settings)
     check_room(source, parameters, dtype, device)
-    check_room(source, parameters, "bfloat16", torch.device("cpu"))  # it is made on the CPU, in that format
+    check_room(source, parameters, "bfloat16", torch.device("cpu"))  # made on the CPU, in bfloat16
     shapes.write(settings, scratch)
     return str(scratch)
 

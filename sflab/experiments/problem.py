@@ -211,7 +211,7 @@ def _by_classes(
         rows: list[int] = []
         for _ in range(len(range(client, len(labels), clients))):
             shares = [share if rest else 0.0 for share, rest in zip(wanted, left, strict=True)]
-            if not any(shares):  # its classes are used up: it takes any rows left
+            if not any(shares):  # the client's classes are used up: it takes any rows left
                 shares = [float(len(rest)) for rest in left]
             rows.append(left[random.choices(classes, shares)[0]].pop())
         found.append(rows)

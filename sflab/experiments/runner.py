@@ -313,7 +313,7 @@ class _Run:
             self._method.restore(state["method"])
         except OSError:
             raise
-        except Exception as error:  # whatever a damaged file makes torch raise
+        except Exception as error:  # a damaged file makes torch raise any error
             raise _unusable(self._state, "it is no state of this cell, or is damaged") from error
         self.done, self._before = state["done"], state["seconds"]
         return size
@@ -348,7 +348,7 @@ def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
             if not {"base_score", "base_loss"} <= kept.keys():
                 raise _unusable(path, "it has no scores of an untrained model")
             return kept
-        values = _measured(loaded)  # other processes may run cells of it, too
+        values = _measured(loaded)  # other processes may run cells in this folder, too
         results.replace(path, json.dumps(values) + "\n")
     return values
 

@@ -229,7 +229,7 @@ class SeedFlood:
         world, problem = self.world, self._problem
         for number in range(self._cell.network.clients):
             client = world.add(str(number))
-            client.display_name = ""  # sending all names to everybody is as much work as some rounds
+            client.display_name = ""  # sending all names to all nodes would take as long as some rounds
             if problem.bases:
                 targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
                 client.layout.bases.mkdir(exist_ok=True)
@@ -298,7 +298,7 @@ class SeedFlood:
     def _compute(self, chosen: Sequence[ClientComputer]) -> None:
         for client in chosen:
             client.allowance = 0  # updates that it could not make before are dropped
-            client.scheduler._rests_until = -math.inf  # the run's pace is by the second
+            client.scheduler._rests_until = -math.inf  # the run's pace is per second
             client.compute(self._problem.manifest.training.batch_updates)
 
     def _round(self, number: int) -> int:
@@ -318,7 +318,7 @@ class SeedFlood:
             if client not in away:
                 self.world.do(client.publish, least)
         if network.hops or away or self.is_organised:
-            self._pass(ROUND + LOOK)  # nodes also take some time
+            self._pass(ROUND + LOOK)  # nodes need some time, too
         if not (network.hops or away) or (last and self.is_organised):
             self._wait(self._equal)
         self._wait(lambda: all(client.quiet for client in self.clients), STEP)

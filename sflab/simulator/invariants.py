@@ -264,7 +264,7 @@ def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
         node.log.past(feed, common + 1)[0] for node in nodes if node.log and stored(node, feed) > common
     }
     ours = nodes[0].machine.frontier.next(feed)
-    if len(branches) > 1 and ours not in (0, common):  # 0: of a proof that cannot say where they part
+    if len(branches) > 1 and ours not in (0, common):  # 0: a proof that does not show where they part
         return f"two histories part at step {common} and the feed counts up to {ours}"
     return ""
 

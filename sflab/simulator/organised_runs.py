@@ -41,7 +41,7 @@ class OrganisedRuns:
         """Check a node. Raises Violation."""
         for state in node.machine.frontier:
             now = state.next, state.chain, node.organised.control.feed.chain, applied(node, state.feed)
-            if self._looked.get((node.name, state.feed)) != now:  # else nothing changed
+            if self._looked.get((node.name, state.feed)) != now:  # otherwise nothing changed
                 self._applied(node, state.feed)
                 self._within(node, state.feed)
                 self._meant(node, state.feed)

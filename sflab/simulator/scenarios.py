@@ -173,7 +173,7 @@ ATTACKS: tuple[Scenario, ...] = (
         "Peers claim to have more of everybody's feeds than there is, while nodes are killed and come back.",
         Attack("promise", actors=8, renames=False),
         faults=(faults.crashes(2.0),),
-        limits=Limits(),  # who is killed hears nothing
+        limits=Limits(),  # killed nodes receive nothing
         settle=60.0,
     ),
     _attack(

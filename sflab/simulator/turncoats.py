@@ -158,7 +158,7 @@ class FalseStandIn(Turncoat):
         """Sign a statement with the next number, and return its Send."""
         self._number += 1
         said = replace(said, number=self._number)
-        self._elections._beats[self._number] = self.world.now  # or no answer would let it organise
+        self._elections._beats[self._number] = self.world.now  # without this, no answer would let it organise
         message = statement_message(self.world.run.run_id, said)
         signed = replace(said, signature=self.organised.control.sign(message))
         return Send(link, signed, wire_codec.encode(signed, *self.world.run.form))

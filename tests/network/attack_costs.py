@@ -87,7 +87,7 @@ def attacker(home: Path) -> Iterator[Attacker]:
         finally:
             family = psutil.Process(process.pid).children(recursive=True)
             assert process.stdin is not None
-            process.stdin.close()  # it then ends by itself, and removes its sockets
+            process.stdin.close()  # then it ends by itself, and removes its sockets
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
             for one in (child for child in family if child.is_running()):
@@ -119,7 +119,7 @@ class Row(NamedTuple):
     """Peak resident memory in MiB; likewise `daemon_rss`."""
     daemon_rss: float
     did: dict[str, Any]
-    """Counts that the attacker reports: its streams, bytes and others."""
+    """The attacker's report, with its numbers of streams, bytes and others."""
 
     @property
     def updates_per_cpu_second(self) -> float:

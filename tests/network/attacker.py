@@ -127,7 +127,7 @@ async def replayed_messages(client: Client) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.3 if len(heard) < 2 else 0.001):
                     frame = await reader.readexactly(int.from_bytes(await reader.readexactly(3), "big"))
-                    if frame[1] != 0:  # a second Hello would end it
+                    if frame[1] != 0:  # a second Hello would end the link
                         heard = [*heard[-15:], frame]
             if heard:
                 burst = b"".join(map(framed, heard))
@@ -163,7 +163,7 @@ async def cancelled_streams(client: Client) -> None:
             try:
                 reader, writer = await connect()
                 await write_pbmsg(writer, order)
-                if number % 2:  # half of them as soon as the stream is there
+                if number % 2:  # close half of them only when the stream exists
                     async with asyncio.timeout(PATIENCE):
                         await reader.read(1)
                 client.did["opened"] += 1

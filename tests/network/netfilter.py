@@ -128,7 +128,7 @@ def put(*batch: tuple[int, int, bytes]) -> None:
 
 def main(what: str, *arguments: str) -> None:
     table = text(1, TABLE)
-    put((NEW_TABLE, CREATE, table), (DELETE_TABLE, 0, table))  # there may be none yet
+    put((NEW_TABLE, CREATE, table), (DELETE_TABLE, 0, table))  # there may be no table yet
     put((NEW_TABLE, CREATE, table), *commands(what, *arguments))
 
 

@@ -116,7 +116,7 @@ def partition_and_heal(
     updates."""
     before = {name: alive(node) for name, node in trainers.items()}
     places["east"].unplug()
-    places["west"].rule("deaf")  # both ways; dropping its own packets would return errors
+    places["west"].rule("deaf")  # both directions; dropping outgoing packets would return errors
     places["hub"].rule("deaf", places["west"].address)
     since = time.monotonic()
     for name, node in trainers.items():

@@ -120,13 +120,13 @@ class Course:
         organiser.until_organised("it asks before it signs", lambda said: said.organiser == "restarted")
         survivors = [self.nodes[name] for name in SURVIVORS]
         self.back, *_ = (node.until("it trains", lambda status: status.own_updates > 0) for node in survivors)
-        # before a succession drops what was decided last, and what was made with its labels
+        # before the succession drops the last decisions, and updates with their labels
         until("the latecomer has all that the killed one made", self._has_all_of_the_killed)
         leaver = self.nodes["leaver"]
         leaver.until("the run is still going on", lambda status: status.state in ("training", "asking"))
         self._end("leaver", SIGTERM)
         steady.until_organised("it seals again", lambda said: said.sealed > self.sealed + 1)
-        # a fast machine could end the run before a trainer with a tenth of it has made its steps
+        # on a fast machine the run could end before a trainer with 10 % of the cores has made its steps
         self.endings["counted"] = Ending(self.nodes["counted"].wait())
 
     def hand_over(self) -> None:

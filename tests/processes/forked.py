@@ -49,7 +49,7 @@ SHORTER = {
 one machine. The real waits are tested with clocks (`test_readiness.py` and `test_contacts.py` of
 `tests/node`, `tests/organising`)."""
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads this variable when it is imported
 _forking = get_context("forkserver")
 _forking.set_forkserver_preload(list(LIBRARIES))
 
@@ -158,7 +158,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    tempfile.tempdir = None  # as TMPDIR says now
+    tempfile.tempdir = None  # use the present TMPDIR
     for (module, name), seconds in SHORTER.items():
         setattr(import_module(module), name, seconds)
     main(words)

@@ -268,6 +268,6 @@ def nodes(home: Path) -> Iterator[Callable[..., Node]]:
     finally:
         for node in made:
             if node.running:
-                node.send(signal.SIGTERM)  # a killed one leaves its sockets in /tmp
+                node.send(signal.SIGTERM)  # a killed node leaves its sockets in /tmp
         for node in made:
             node.close(ENDING)

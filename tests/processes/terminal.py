@@ -69,7 +69,7 @@ class Terminal:
             return True
         try:
             data = os.read(self._end, 1 << 16)
-        except OSError:  # nobody writes to it any more
+        except OSError:  # no process writes to the terminal any more
             return False
         self.transcript += CONTROL.sub("", data.decode(errors="replace"))
         return bool(data)

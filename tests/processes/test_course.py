@@ -138,7 +138,7 @@ def test_a_node_says_once_that_the_run_is_complete_what_has_become_better_and_wh
     left = seen.nodes["counted"].output()
     assert left.count("You have left the run reviews; it goes on without you.\n") == 1
     assert re.search(rf"\n  Your work: {STEPS} updates, [\d.]+ % of all, in ", left)
-    for card in (said, left):  # on a busy machine the run may be over before one of them has made an update
+    for card in (said, left):  # on a busy machine the run may end before one of these nodes makes an update
         assert ("\n  Your work: " in card) == ("sfnode log --why " in card)
         assert re.search(r"\n  ask the model +sfnode use --data-dir ", card)
 

@@ -95,7 +95,7 @@ def test_top_draws_one_frame_for_a_terminal_of_80_columns_and_24_lines(
         shown = sfnode(home, "top", "--once", "--data-dir", a.folder)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert len(lines) == 23  # and one for the shell
+    assert len(lines) == 23  # one line is left for the shell
     assert max(map(len, lines)) <= 80
     assert status.run_id[:8] in lines[0]
     assert "relay, idle" in lines[0]
@@ -124,7 +124,7 @@ def test_top_waits_for_a_node_follows_it_and_its_window_and_quits_at_once_even_i
         termios.tcsetwinsize(terminal, (30, 100))
         top.send_signal(signal.SIGWINCH)
         read_until(terminal, b"\n" * 29, lambda seen: b"\n" * seen.split(HOME)[-1].count(b"\n"))
-        os.write(terminal, b"\x1bOP")  # F1 is not Escape
+        os.write(terminal, b"\x1bOP")  # F1, which must not be taken for Escape
         os.write(terminal, b"o")
         read_until(terminal, b"share")
         a.send(signal.SIGSTOP)
@@ -445,7 +445,7 @@ async def it_directs_the_node(page: Any, node: ExampleNode) -> None:
 
 async def it_changes_only_the_limits_that_were_typed(page: Any) -> None:
     for field, typed in (("hours", "22:00-07:00"), ("cpu", "25"), ("cpu", "")):
-        await eventually(page, "document.getElementById('limit-cpu').value === '50'")  # what is in force
+        await eventually(page, "document.getElementById('limit-cpu').value === '50'")  # the limit in force
         await page.fill(f"#limit-{field}", typed)
         await page.click("#limit")
         await eventually(page, "document.getElementById('control-note').textContent.includes('in force')")

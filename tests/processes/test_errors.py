@@ -136,7 +136,7 @@ def test_a_mistake_ends_in_one_message_with_its_number(
 ) -> None:
     mistake, process = MISTAKES[name], ended[name]
     assert process.returncode == 1, process.stderr
-    said = process.stderr.partition("sfnode: ")[2]  # before it the log says what was under way
+    said = process.stderr.partition("sfnode: ")[2]  # the log precedes it
     error, *fix = said.splitlines()
     assert error.startswith(f"SF{mistake.number:03d}: ")
     assert mistake.says in error

@@ -47,7 +47,7 @@ def test_a_member_follows_a_run_to_its_fork(tmp_path: Path) -> None:
         keys = ("model.target_modules=v_proj", "training.basis=random", "init.measure=no")
         here("history", "fork", 0, *folders, *(word for key in keys for word in ("--set", key)))
         new = Manifest.from_toml(tmp_path / "new/run.toml")
-        kept = (tmp_path / "new/model").rename(tmp_path / "kept")  # where nobody else finds it
+        kept = (tmp_path / "new/model").rename(tmp_path / "kept")  # where other nodes do not find it
         n = make("n", "--run", "new/run.toml", "--model", kept, *organises, *LOOPBACK, *SLOW).start()
         assert "signed" in here("organise", "next", n.link(), "--data-dir", a.folder)
 

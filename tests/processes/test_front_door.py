@@ -24,7 +24,7 @@ def test_three_commands_from_a_messy_table_to_an_answer_are_read_from_the_screen
         asked = " ".join(terminal.until(ASK).split())
         assert "category, with 4 classes: Delivery 81, Billing 80, Login 71, Other 64." in asked
         assert "line 166: not UTF-8" in asked
-        # a head's rounds take a second: 4,000 updates may take longer than a terminal is waited for
+        # a round of a head takes a second: 4,000 updates could exceed the terminal's timeout
         terminal.type("training.update_budget=1000")
         terminal.until("Besides")
         terminal.type("")

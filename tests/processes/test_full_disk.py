@@ -53,7 +53,7 @@ def test_a_node_continues_by_itself_once_there_is_room(pair: tuple[Node, Node]) 
     fill(node)
     full = node.until("it says that the disk is full", is_full)
     assert full.state == "paused"
-    time.sleep(5.0)  # it tries again meanwhile
+    time.sleep(5.0)  # the node tries again meanwhile
     still = node.until("it still does", is_full)
     assert (still.known, still.own_updates) == (full.known, full.own_updates)
     assert [link.peer for link in still.links] == [link.peer for link in full.links] != []

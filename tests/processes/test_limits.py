@@ -78,7 +78,7 @@ def test_a_pause_takes_effect_within_a_step_and_frees_the_cpu(limited: Node) -> 
     status = asyncio.run(client(limited).pause())
     assert (status.state, status.pauses) == ("paused", ["asked for"])
     own = until("its last step is done", lambda: unchanged(limited))
-    assert own <= status.own_updates + 64  # finished and not yet in the log
+    assert own <= status.own_updates + 64  # finished, but not in the log yet
     assert cpu_share(limited, 1.0) < SHARE / 2
     assert limited.until("it runs", lambda status: status).own_updates == own
     assert run(limited, "resume") == "resumed\n"

@@ -103,6 +103,6 @@ def test_a_run_begins_grows_and_comes_back_through_peers_of_hivemind_alone(tmp_p
         member.start()
         member.until("it waits for others", waits)
         assert "looks for others in the DHT" in member.output()
-        move(organiser)  # what the member remembers leads nowhere but to the peer that is left
+        move(organiser)  # of all addresses that the member remembers, only that of `second` is still right
         organiser.start()
         member.until("it is in the run again", lambda status: status.links and status.known > known)

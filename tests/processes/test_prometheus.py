@@ -52,12 +52,12 @@ def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: P
         make("member", organiser.link(), "--metrics", second, *calm).start()
         organiser.until_organised("an epoch is sealed", lambda said: said.sealed)
         client = Client(Layout(organiser.folder).control_socket)
-        asyncio.run(client.evaluate(limit=16))  # before that nothing is known of the drift
+        asyncio.run(client.evaluate(limit=16))  # without an evaluation the drift is unknown
         for target in targets():
             ask = prometheus.values if target.instant else prometheus.course
             until(f"{target.panel} has data", lambda ask=ask, target=target: ask(target.expression))
         for expression in documented():
-            prometheus.values(expression)  # raises for one that it does not understand
+            prometheus.values(expression)  # raises if Prometheus does not understand it
         for address in (first, second):
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
                 promtool(folder, "check", "metrics", text=answer.read().decode())

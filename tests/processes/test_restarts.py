@@ -64,14 +64,14 @@ def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_
         link = invite(tmp_path, member)
         said = invitation.read(link)
         assert (len(said.contacts), said.url) == (2, url)
-        until(  # it learns the member's address within seconds, and has nothing else to go by afterwards
+        until(  # it learns the member's address within seconds, and has no other clue later
             "the organiser knows where the member is",
             lambda: len(invitation.read(invite(tmp_path, organiser)).contacts) == 2,
         )
 
         everyone = [organiser, member]
         end(everyone)
-        move(organiser)  # the member's address is the only one of the link that still leads anywhere
+        move(organiser)  # then only the member's address in the link is still right
         for node in everyone:
             node.start()
         assert len(listening(everyone) & set(said.addresses)) == 1
@@ -88,9 +88,7 @@ def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_
         member.start()
         late = make("late", link, *TRAINER).start()
         counts(organiser, late)
-        counts(
-            organiser, member
-        )  # it knows nobody else's address, and has asked the page that its link named
+        counts(organiser, member)  # it knows no other address, and has asked the page named by its link
         assert not listening([organiser, member]) & set(said.addresses)
 
 

@@ -70,7 +70,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "long.toml").write_text(build({"update_budget": LONG}).to_toml())
     keys = RunKeys.generate()
     short = build({"update_budget": SHORT, "epoch_updates": SHORT // 2} | keys.options())
-    for name in TWINS:  # each goes on with the keys that it finds, so that both have the same run
+    for name in TWINS:  # each uses the keys that it finds, so that both have the same run
         keys.write(short.run_id, folder / name / "keys")
         (folder / name / "run.toml").write_text(short.to_toml())
     (folder / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")

@@ -390,7 +390,7 @@ class Computer:
             carry_out(self.tampered(effects))
 
         async def slow_wait() -> None:
-            if self.hardware.work:  # after a round, of which all is on disk by now
+            if self.hardware.work:  # after a round, whose writes are all on disk
                 await asyncio.sleep(driver._host.taken * self.hardware.work)
             await wait()
 
@@ -448,7 +448,7 @@ class Computer:
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
         self.engine = self.make_engine(manifest)
-        scheduler = self.running.model.scheduler  # whose node may have waited for a checkpoint first
+        scheduler = self.running.model.scheduler  # the node may have waited for a checkpoint before
         assert scheduler
         scheduler.ahead = 1
         scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance

@@ -102,7 +102,7 @@ class World:
         """Origins with undone work."""
         self.may_fork: set[int] = set()
         """Terms whose key is in use twice."""
-        allow_most()  # a node has six open
+        allow_most()  # a node opens six files
         self._folder = tempfile.TemporaryDirectory(
             prefix="sfnode-", dir=RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
         )
