@@ -125,8 +125,8 @@ class Clients:
         self.problem = setup.problem
         self.traffic = EdgeTraffic()
         self.example_forwards = 0
-        """Work so far. A forward pass of one example counts 1, and its backward pass 2. Evaluations do not
-        count."""
+        """Example-forwards so far: 1 for the forward pass of an example, and 2 for its backward pass.
+        Evaluations do not count."""
         start = self.problem.start()
         self.x = start.repeat(setup.clients, 1)
         """Vectors of all clients, (N, P) float32."""

@@ -40,12 +40,12 @@ class Dsgd(Clients):
 class ChocoSgd(Dsgd):
     """ChocoSGD (Koloskova, Stich, Jaggi 2019, Algorithm 2): gossip with compressed differences and top-k.
 
-    Every client keeps a public copy x_hat of its own vector and of each neighbour's. In a round client i
-    sends q_i, the largest entries of x_i - x_hat_i, and every client with a copy of x_hat_i adds q_i to it.
+    Every client keeps a public copy x_hat of its own vector and of each neighbour's vector. In a round client
+    i sends q_i, the largest entries of x_i - x_hat_i, and every client with a copy of x_hat_i adds q_i to it.
     Then x_i += gamma * sum_j w_ij (x_hat_j - x_hat_i). Entries that were not sent stay in the difference:
     error feedback.
 
-    Public copies start as the base model, which everybody has, instead of 0. All copies of one vector are
+    Public copies start as the base model, which every client has, instead of 0. All copies of one vector are
     equal, so only one is stored. A new neighbour is assumed to have the copies already.
 
     Options: `keep`, the share of entries sent; `gamma`, the consensus step.

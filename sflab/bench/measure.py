@@ -62,7 +62,7 @@ class BenchCase(NamedTuple):
     seeds: Sequence[int]
     """Seeds, one for each update."""
     batches: Sequence[Encoded]
-    """Mini-batches, one for each update. The updates of a group share one."""
+    """Mini-batches, one for each update. The updates of a group share a mini-batch."""
     together: Encoded
     """All mini-batches in one, for a plain forward pass."""
 
@@ -83,8 +83,8 @@ class BenchCase(NamedTuple):
 def share(add_seconds: float, fold_seconds: float, step_seconds: float) -> float:
     """Return the share of time that others' updates take in the long run, beside steps of `step_seconds`.
 
-    The core is merged into the weights, in `fold_seconds`, at every step or, if that is less often, every
-    MERGE_REST * `fold_seconds` seconds.
+    Between two steps the updates are added to the core, in `add_seconds`. Then the core is merged into the
+    weights, in `fold_seconds`, but at most once in MERGE_REST * `fold_seconds` seconds.
     """
     cost = add_seconds + min(fold_seconds, step_seconds / MERGE_REST)
     return cost / (step_seconds + cost)
@@ -199,7 +199,7 @@ def step(found: BenchCase, turn: int) -> object:
 
 
 def loss(loaded: LoadedModel, encoded: Encoded) -> float:
-    """Return the mean loss of a mini-batch by one plain forward pass."""
+    """Return the mean loss of a mini-batch, from one plain forward pass."""
     with torch.inference_mode():
         return float(encoded.losses(score(loaded, encoded).log_probs).mean())
 

@@ -70,7 +70,7 @@ class SubjectSpec(NamedTuple):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices. The first one is also measured alone."""
+        """Names of the devices. The first device is also measured alone."""
         return tuple(self.device.split(","))
 
 

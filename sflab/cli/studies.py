@@ -37,8 +37,8 @@ def typed() -> str:
 
 
 def run_study(plan: Study, results: Path, count: int, device: str) -> dict[str, str]:
-    """Run a study with `count` workers and show its progress. Return the reason of each failed cell, keyed by
-    the cell's name.
+    """Run a study with `count` workers and show its progress. Return the reason of each cell's failure, keyed
+    by the cell's name.
 
     Raises UserError RESULTS_UNUSABLE.
     """

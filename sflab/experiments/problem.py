@@ -179,8 +179,8 @@ def shards(cell: Cell, labels: NDArray[np.int64]) -> list[list[int]]:
 
     IID shards are dealt out after a shuffle. With a `dirichlet` concentration each client draws the shares of
     its classes from a Dirichlet distribution around the shares in all rows. Then it draws its rows with these
-    shares, without replacement (Hsu et al. 2019). Raises UserError BAD_OPTION if a shard would be less than a
-    mini-batch.
+    shares, without replacement (Hsu et al. 2019). Raises UserError BAD_OPTION if a shard would be smaller
+    than a mini-batch.
     """
     clients, needed = cell.network.clients, cell.network.clients * cell.batch_size
     if len(labels) < needed:

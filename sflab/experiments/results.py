@@ -93,7 +93,7 @@ def forget_failures(cells: Iterable[Cell], folder: Path) -> None:
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Return the reason of each failed cell, keyed by the cell's name."""
+    """Return the reason of each cell's failure, keyed by the cell's name."""
     return {
         file.name.removesuffix(FAILED): file.read_text(encoding="utf-8", errors="replace").strip()
         for file in sorted(folder.glob(f"*{FAILED}"))

@@ -53,8 +53,8 @@ RANGES: Mapping[str, tuple[float, float, bool]] = {
     "origins": (0, 1, WHOLE),
     "gamma": (0, 1, False),
 }
-"""Least and largest value of each option, and whether it is a whole number. 2^32 is more than anybody
-needs."""
+"""Least and largest value of each option, and whether the value is a whole number. 2^32 exceeds any useful
+value."""
 
 OPTIONS = RANGES.keys() - {option for one in registry.METHODS.values() for option in one.options}
 """Names of SeedFlood's options (`Cell.options`), as in docs/experiments.md."""
@@ -130,8 +130,8 @@ SAVE_EVERY = 60.0
 weights a save takes about a second."""
 
 SAVE_REST = 20
-"""Minimum pause between two saves, as a multiple of the time that the last save took, so that saving takes at
-most 5 % of the time."""
+"""Minimum pause between two saves, as a multiple of the duration of the last save. Saving thus takes at most
+5 % of the time."""
 
 Advance = Callable[[int, int], None]
 """Function that is called with the number of finished local steps, and the number of all local steps."""

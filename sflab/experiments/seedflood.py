@@ -199,7 +199,7 @@ class SeedFlood:
 
     @property
     def complete(self) -> bool:
-        """Whether the run is complete, so that nobody makes updates."""
+        """Whether the run is complete. Then no client makes updates."""
         return self.is_organised and self.clients[0].organised.run_state.complete
 
     # -- the beginning -----------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class SeedFlood:
         self._wait(self._equal)
 
     def _left(self) -> int:
-        """Return the smallest budget with which every stored update that may count is counted."""
+        """Return the smallest budget that is enough for all stored updates that may count."""
         first = self.clients[0]
         run_state, left = first.organised.run_state, 0
         for state in first.machine.frontier:
@@ -429,8 +429,8 @@ def node_manifest(manifest: Manifest) -> Manifest:
 
 
 def _take(folder: Path, manifest: Manifest) -> None:
-    """Make the folder for a log. Raises UserError BAD_OPTION if it has anything but a log of this simulated
-    run, DISK_FULL and DATA_DIR_UNUSABLE."""
+    """Make the folder for a log. Raises UserError BAD_OPTION if the folder has anything but a log of this
+    simulated run, DISK_FULL and DATA_DIR_UNUSABLE."""
     layout = Layout(folder)
     with disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)

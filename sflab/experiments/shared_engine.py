@@ -1,8 +1,8 @@
 """One engine for all clients of a cell: one set of weights, and a core for each client.
 
-The engine of a client's node is only a core, to which its updates are applied. Before any measurement for a
-client the weights are rebuilt from the base and its core, as before an export. So weights always depend on
-integers only. Clients with equal cores are measured together.
+The engine of a client's node is only a core, to which the node applies updates. Before any measurement for a
+client, the weights are rebuilt from the base and the client's core, as before an export. So weights always
+depend on integers only. Clients with equal cores are measured together.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class Spammer(Actor):
 
 
 class Replayer(Actor):
-    """Sends frames that it received to everybody, again and again."""
+    """Sends frames that it received to all its neighbours, again and again."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)
@@ -315,7 +315,7 @@ class Misshaper(Forger):
 
 
 class Equivocator(Actor):
-    """Has its own key, and signs two histories with it. Every second neighbour gets the second one."""
+    """Signs two histories of one feed with its own key. Every second neighbour gets the second history."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)

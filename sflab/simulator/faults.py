@@ -94,8 +94,8 @@ Fault = Callable[[FaultTime], None]
 
 
 def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fault]:
-    """Turn `install` into a function that takes all parameters of `install` but the first, and returns the
-    fault."""
+    """Turn `install`, which schedules a fault, into a function of its parameters after the first. That
+    function returns the fault."""
 
     def made(*numbers: P.args, **named: P.kwargs) -> Fault:
         return lambda on: install(on, *numbers, **named)
@@ -192,8 +192,8 @@ def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut:
 
 @fault
 def clock_jumps(on: FaultTime, every: float, most: float) -> None:
-    """Move random clocks forward by, or stop them for, at most `most` seconds, `every` seconds apart on
-    average. A monotonic clock never goes back."""
+    """Move a random clock forward, or stop it, for up to `most` seconds, and repeat this every `every`
+    seconds on average. A monotonic clock never goes back."""
 
     def leap() -> None:
         if node := on.world.pick():
@@ -351,7 +351,8 @@ def organiser_away(on: FaultTime, start: float, stop: float, taken: float | None
 
 @fault
 def organiser_lost(on: FaultTime, at: float, succeeded: float) -> None:
-    """Remove the organiser and its key for good at `at`. At `succeeded` the deputies name another one."""
+    """Remove the organiser and its key for good at `at`. At `succeeded` the deputies name another
+    organiser."""
 
     def lose() -> None:
         node = _organiser(on.world)
@@ -480,8 +481,8 @@ def _take_over(world: World, node: Computer, key: Ed25519PrivateKey) -> None:
 
 
 def _victim(world: World, node: Computer) -> int | None:
-    """Choose a listed feed at random, whose work will be undone, and return its number. Its origin must have
-    no undone work yet; None if there is no such feed."""
+    """Choose a random listed feed whose work will be undone, and add its origin to `world.undone`. Return the
+    feed's number; None if no origin is left to choose."""
     run_state, spared = node.organised.run_state, {node.origin} | world.undone
     positions = run_state.positions(run_state.sealed - 1)
     named = [n for n, stop in positions.items() if stop and run_state.feed(n).origin not in spared]

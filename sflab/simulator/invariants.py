@@ -1,6 +1,6 @@
 """Invariants of all nodes together, at every moment and at the end.
 
-`computer` checks on the spot that no update is counted twice or after a gap. The oracle checks that all
+`computer` checks during each count that no update is counted twice or after a gap. The oracle checks that all
 admitted updates were made by their origin.
 """
 
@@ -114,7 +114,7 @@ class Checks:
     def _outbound(self) -> None:
         """Check that nodes have MIN_OUTBOUND outbound links within GRACE, if they can.
 
-        Without them, all neighbours of a node would be those who dialled it first.
+        Otherwise all neighbours of a node could be peers that dialled it.
         """
         now = self._world.now
         few = [node.name for node in self._world.living() if _could_have_more(self._world, node)]

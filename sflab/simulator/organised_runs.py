@@ -172,7 +172,7 @@ def _waits(node: Computer, state: FeedState, named: int) -> bool:
 
 
 def complete(world: World) -> str:
-    """Describe the work that should be counted and is not; empty if there is none."""
+    """Describe work that should be counted but is not; empty without such work."""
     nodes = list(world.staying())
     first, run_state = nodes[0], run_state_of(nodes[0])
     for node in nodes[1:]:

@@ -297,7 +297,7 @@ class Run:
             self._finish()
 
     def _finish(self) -> None:
-        """Complete the run by a decision on its budget. Raises Violation if nobody organises."""
+        """Complete the run by a decision on its budget. Raises Violation if no node organises."""
         world = self.world
         start, staying = world.now, list(world.staying())
         leader = next((node for node in [*staying, *self._false()] if node.leads), None)
@@ -478,8 +478,8 @@ HARMLESS = {
     "sfnode.peers.contacts": "a file for people says when it was written",
     "sfnode.node.state": "the status tells the process",
 }
-"""Modules that may make these calls, each with the reason why the behaviour of a node does not depend on
-them."""
+"""Modules that may make the calls in ASKING, each with the reason why the behaviour of a node does not depend
+on these calls."""
 
 
 @contextmanager

@@ -168,7 +168,8 @@ def winner(tuning: Iterable[Cell], found: Mapping[str, CellResult], failed: Mapp
 def run(
     study: Study, folder: Path, pool: Pool, advance: Callable[[StudyProgress], None] = lambda _: None
 ) -> dict[str, str]:
-    """Run the unfinished cells of a study. Return the reason of each failed cell, keyed by the cell's name.
+    """Run the unfinished cells of a study. Return the reason of each cell's failure, keyed by the cell's
+    name.
 
     Raises UserError RESULTS_UNUSABLE. After a KeyboardInterrupt the study can continue from the folder.
     """

@@ -305,7 +305,7 @@ class Computer:
             self._context.run(self.running.model.advance)
 
     def step(self, pace: float) -> None:
-        """Let the node make an update. The next one follows after `pace` seconds, so they may be signed
+        """Let the node make an update. The next update follows after `pace` seconds, so both may be signed
         together."""
         scheduler = self.running.model.scheduler if self.up else None
         if scheduler:
@@ -418,7 +418,7 @@ class Computer:
         self.start()
 
     def tampered(self, effects: list[Effect]) -> list[Effect]:
-        """Return the effects to carry out. An honest node changes none."""
+        """Return the effects to carry out. An honest node returns `effects` unchanged."""
         return effects
 
     def crash(self, *, power_cut: bool = False) -> None:

@@ -73,7 +73,7 @@ class World:
         computer: type[Computer] = Computer,
         watched: bool = True,
     ) -> None:
-        """If `managed`, all nodes reach each other; otherwise only pairs given to `want`.
+        """If `managed`, all nodes reach each other; otherwise only the pairs given to `want` do.
 
         If `watched`, everything that nodes write to disk is checked. The nodes' engines must then be engines
         of integers.
@@ -97,7 +97,7 @@ class World:
         """Chain head after each decision on an honest node's disk, and the first node with it; keyed by
         position. Empty in a run without stand-ins."""
         self.leaderless_since: float | None = None
-        """Time at which the organising node died; None while somebody organises."""
+        """Time at which the organising node died; None while a node organises."""
         self.undone: set[bytes] = set()
         """Origins with undone work."""
         self.may_fork: set[int] = set()
@@ -120,7 +120,7 @@ class World:
         self.verify = remembering()
         self.random = Random(f"{seed}/troubles")  # another label would change all runs
         self.names: dict[bytes, set[str]] = {}
-        """Display names of each honest origin. Twins have different ones."""
+        """Display names of each honest origin. Twins have different names."""
         self.left: set[str] = set()
         """Names of nodes that left for good."""
         self.faults_middle = float("inf")
@@ -199,7 +199,8 @@ class World:
     # -- computers ---------------------------------------------------------------------------------
 
     def add(self, name: str, files: Files | None = None) -> Computer:
-        """Add a computer that is off. With the files of another one, it is its twin."""
+        """Add a computer that is off. With the `files` of another computer, it is the twin of that
+        computer."""
         node = self.computer(self, name, self.hardware, files)
         number = len(self.nodes)
         node.address = f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
@@ -246,7 +247,7 @@ class World:
         return (node for node in self.nodes.values() if node.name not in self.left)
 
     def pick(self) -> Computer | None:
-        """Return a random node that is up; None without any."""
+        """Return a random node that is up; None if no node is up."""
         living = list(self.living())
         return self.random.choice(living) if living else None
 
