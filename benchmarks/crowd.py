@@ -6,16 +6,16 @@ Needs root: each node has its own process and network namespace. The donor, a no
 and sends at most `rate` Mbit/s. The newcomers start at the same time and only fetch (relays that share).
 Prints
 
-- the seconds from the first request until half of the newcomers, and all of them, have the model,
-- the seconds that the donor would need to serve the newcomers one after the other,
-- the copies of the model that left the donor (all its bytes, headers and updates included),
-- the donor's own updates per second of its CPU time, before the newcomers come and until all are served.
+- the seconds from the first request until half of the newcomers, and all of them, have the model, - the
+  seconds that the donor would need to serve the newcomers one after the other, - the copies of the model that
+  left the donor (all its bytes, headers and updates included), - the donor's own updates per second of its
+  CPU time, before the newcomers come and until all are served.
 
 With `--virtual`, the shipped code for sharing runs over memory transports in virtual time, where every node
 sends at `rate`.
 
-Exit status 1 if 20 or more newcomers need more than QUEUE of the time one after the other, or if the donor
-makes fewer than PACE of its former updates per CPU second.
+Exit status 1 if 20 or more newcomers need more than QUEUE times the seconds one after the other, or if the
+donor's updates per CPU second fall below PACE times the former number.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from tests.network.namespaces import Place, unavailable, world
 from tests.processes.helpers import Node, here, nodes, until
 
 QUEUE, PACE = 0.3, 0.8
-"""Maximum time of the crowd, as a share of the time one after the other. Minimum updates per CPU second of
-the donor, as a share of those before the crowd."""
+"""Maximum time of the crowd, as a share of the time of serving the newcomers one after the other. Minimum
+updates per CPU second of the donor, as a share of those before the crowd."""
 
 CROWD = 20
-"""Number of newcomers from which QUEUE applies. A smaller crowd passes fewer pieces on among its nodes."""
+"""Number of newcomers from which QUEUE applies. In a smaller crowd, newcomers pass fewer pieces on to each
+other."""
 
 PATIENCE = 1200.0
 """Timeout, in seconds, for each expected event."""

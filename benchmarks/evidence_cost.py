@@ -43,8 +43,8 @@ BATCH = 4
 
 
 def drift(rows: int) -> float:
-    """Return the mean score of one honest update that is scored on `rows` rows. Few rows make the score
-    noisier."""
+    """Return the mean score of one honest update on `rows` rows. Fewer rows have more noise, which lowers the
+    score."""
     noise = BATCH * (RHO**-2 - 1)  # variance over rows, as a multiple of the slope's variance
     return RHO / math.sqrt(1 + noise / rows)
 
@@ -88,7 +88,7 @@ class Swarm:
         rows: int = ROWS,
         turn: float = 0.0,
     ) -> None:
-        """`rows` is the number of rows after which a search is clear at the latest. `turn` is the share of
+        """`rows` is the maximum number of rows that a search needs to be clear. `turn` is the share of
         members that become dishonest."""
         self.rows = rows
         self._turning = int(turn * members)

@@ -5,9 +5,8 @@
 
 The contestants write equally many new tokens for the same prompts, which have unequal lengths:
 
-- our decoder,
-- our decoder with a core of the run's rank in every layer, whose updates are not merged into the weights yet,
-- `generate` of transformers, with the same weights in an unpatched model.
+- our decoder, - our decoder with a core of the run's rank in every layer, whose updates are not merged into
+  the weights yet, - `generate` of transformers, with the same weights in an unpatched model.
 
 They take turns, in changing order. A ratio is the median, over all turns, of a contestant's time divided by
 our decoder's time in the same turn. The time that counts is the process's CPU time on a CPU, which other
@@ -16,8 +15,9 @@ number of threads. Exit status 1 if our tokens per second are less than LIMIT ti
 with a core, less than MOVED_LIMIT times ours without a core.
 
 The second part measures the gain from refilling places of the batch. It writes QUEUE times as many rows as
-the batch has places, with answers of 1 to 64 tokens. The times are relative to the usual refilling: a place
-is refilled at once when its answer ends, or places are refilled only when all of them are free.
+the batch has places, with answers of 1 to 64 tokens. It compares three ways: the usual refilling, refilling
+each place as soon as its answer ends, and refilling only when all places are free. Times are relative to the
+usual way.
 """
 
 from __future__ import annotations

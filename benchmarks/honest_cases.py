@@ -55,8 +55,8 @@ UP = 2.0
 """Seconds until the organiser starts."""
 
 JOIN, CROWD = 120.0, 24
-"""Seconds until late members join, and their number. It is small, because with a hundred nodes a virtual
-second takes ten real seconds."""
+"""Seconds until late members join, and number of late members. More would take too long: with a hundred nodes
+a virtual second takes ten real seconds."""
 
 
 @dataclass(frozen=True)

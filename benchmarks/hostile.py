@@ -2,9 +2,9 @@
 
     python benchmarks/hostile.py [--seconds 10]
 
-A trainer and a relay of the built-in run on this machine, over hivemind, and a hostile libp2p peer that makes
-one attack after the other (described in tests/network/attacker.py). The attacker runs on the same cores at
-low priority. Exit status 1 if the node does not recover.
+The built-in run has a trainer and a relay on this machine, over hivemind. A hostile libp2p peer makes one
+attack after the other (described in tests/network/attacker.py), on the same cores at low priority. Exit
+status 1 if the node does not recover.
 """
 
 from __future__ import annotations

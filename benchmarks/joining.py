@@ -2,13 +2,13 @@
 
     python benchmarks/joining.py [--nodes COUNT ...] [--paces S ...] [--epochs E ...] [--network]
 
-Every node makes an update every `--paces` seconds. The first figure has the bytes of segments per update in
-them, as the origin sends them and others forward them. In the column `before`, coalescing is off, and nodes
-sign ten times a second. By default there are no links: a signed segment reaches all other nodes after
-LATENCY. This takes minutes for 1,000 nodes. With `--network` the simulator sends segments over links, 6 per
-node, which would take hours for 1,000 nodes. The second figure then has all bytes that all nodes send,
-announcements and summaries included, per update that a node receives. Time is virtual: the figures do not
-depend on the machine.
+Every node makes an update every `--paces` seconds. The first figure is the size of segments in bytes, divided
+by the number of updates in them. Segments count where the origin sends them and where others forward them. In
+the column `before`, coalescing is off, and nodes sign ten times a second. By default there are no links: a
+signed segment reaches all other nodes after LATENCY. This takes minutes for 1,000 nodes. With `--network` the
+simulator sends segments over links, 6 per node, which would take hours for 1,000 nodes. The second figure is
+then the number of bytes that all nodes send, announcements and summaries included, per update that a node
+receives. Time is virtual: the figures do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ def spans(pace: float, joined: bool) -> tuple[float, float]:
 
 
 def authors(nodes: int, pace: float, epoch_updates: int, joined: bool) -> float:
-    """Return the bytes of segments per update in them, without links."""
+    """Return the size of segments divided by the number of updates in them, in bytes, without links."""
     warm, measured = spans(pace, joined)
     return Swarm(parameters(epoch_updates), [pace] * nodes).play(warm, measured).bytes_per_update
 
 
 def network(nodes: int, pace: float, epoch_updates: int, joined: bool) -> tuple[float, float]:
-    """Return the bytes of segments per update in them, and all bytes sent per update that a node receives."""
+    """Return the size of segments divided by the number of updates in them, and all bytes sent per update
+    that a node receives."""
     warm, measured = spans(pace, joined)
     with closing(world_of(nodes, pace, epoch_updates)) as world:
         world.run_until(LINKS_UP + warm)

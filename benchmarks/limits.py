@@ -42,8 +42,8 @@ SETTLE = 5.0
 a full token bucket lasts."""
 
 CROWDED = 0.5
-"""Share of the speed that the remaining cores allow, which a node must exceed while another program uses a
-core."""
+"""Minimum speed of a node while another program uses a core, as a share of the speed that the other cores
+allow."""
 
 PAUSES = 10
 """Number of pauses to time."""

@@ -28,7 +28,7 @@ WARM, MEASURED = 15.0, 15.0
 """Seconds in which redundant links become lazy, and seconds to measure after them."""
 
 LINE = 1_250_000.0
-"""Bytes per second of 10 Mbit/s."""
+"""Bytes per second of a line with 10 Mbit/s."""
 
 MISSING, FEEDS = 100_000, 20
 

@@ -6,8 +6,8 @@ Each node has its own process. Three or five of the nodes are stand-ins (SPEC O2
 
 In the scenes of `KILLED` the organiser kills itself with SIGKILL in the middle of a decision, and its folder
 is removed. In `held` scenes, more than half of the stand-ins then hold the decision, but no node knows that.
-In `told` scenes, the first nodes know it. In `search`, the organiser measures for a seal. Its keys return
-from a backup, and the run is completed.
+In `told` scenes, the first nodes know it. In `search`, the organiser dies while it measures for a seal. Later
+it gets its keys from a backup, and the run is completed.
 
 In the scenes of `PARTED` each node has a network namespace (needs root). For CUT seconds one side does not
 hear the others, or the organiser is stopped.

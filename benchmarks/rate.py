@@ -6,8 +6,8 @@ Real node processes on this machine train a model of a few hundred parameters in
 `sfnode swarm`. Measures, after the first WARM seals,
 
 - the updates that count, of all nodes together, - the CPU seconds of each node with its network daemon, - the
-  bytes of segments per update in them, - all bytes that all nodes send, and the bytes of decisions, per
-  update, - the time from closes to seals.
+  size of segments divided by the number of updates in them, - all bytes that all nodes send, and the bytes of
+  decisions, per update, - the time from closes to seals.
 
 Exit status 1 if a target is missed.
 """
@@ -43,7 +43,7 @@ LEAST_RATE = 1000.0
 """Minimum number of updates per second that count."""
 
 MOST_BYTES = 6.0
-"""Maximum bytes of segments per update in them."""
+"""Maximum size of segments divided by the number of updates in them, in bytes."""
 
 MOST_CONTROL = 0.1
 """Maximum bytes of decisions per byte of segments."""

@@ -146,7 +146,7 @@ def stopped(made: Field, seconds: float, *, daemon: bool, times: int = 1) -> Fig
 
 def relay_dies(made: Field, *, later: bool, named: bool) -> Figures:
     """Kill the relay through which two nodes are linked. A second relay runs from the beginning or, if
-    `later`, only from after they are linked. The nodes are given its address if `named`; otherwise they find
+    `later`, is started after they are linked. The nodes are given its address if `named`; otherwise they find
     it in the roster."""
     places = [made.internet.place(name, f"5.{n}.0.1") for n, name in enumerate(("first", "second"), 1)]
     first = made.start("first", places[0], "--run", "run.toml", "--role", "relay", *ANYWHERE)

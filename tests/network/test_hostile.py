@@ -41,8 +41,8 @@ several streams may be in flight."""
 
 MUTE = {"silent": 30.0} | ({"stalled": 80.0} if LONG else {})
 """Maximum seconds until the node closes the link with a peer that sends nothing (silent), or nothing after
-its Hello (stalled). The second takes a minute by SPEC L7, too long for the default test run. There, such a
-peer is only present."""
+its Hello (stalled). The second takes a minute according to SPEC L7, too long for the default test run. In
+that run such a peer is present, but its link is not timed."""
 
 
 class Observed(NamedTuple):
