@@ -127,9 +127,9 @@ class Node:
         namespace: str = "",
         **variables: str,
     ) -> None:
-        """Without `inside`, the node runs in a process with loaded libraries, in the network namespace
-        `namespace` if given. With `inside`, it runs in a new interpreter, and `inside` has the words to put
-        before its command, if any."""
+        """`inside` has the words to put before the command of a node that runs in a new interpreter; it may
+        be empty. If it is None, the node runs in a process with loaded libraries, in the network namespace
+        `namespace` if given."""
         self.folder = home / name
         self._inside = inside
         self._namespace = namespace

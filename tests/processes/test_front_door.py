@@ -1,4 +1,4 @@
-"""From a messy table to answers of a model, with only the commands that the screen shows."""
+"""The way from a messy table to answers of a model, with only the commands that the screen shows."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Computer:
     hostile = False
 
     def __init__(self, world: World, name: str, hardware: Hardware, files: Files | None = None) -> None:
-        """With the `files` of another computer, this computer is a copy of that one."""
+        """`files` makes this computer a copy of the computer that has these files."""
         self.world = world
         self.name = name
         self.display_name = name

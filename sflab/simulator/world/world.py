@@ -73,10 +73,10 @@ class World:
         computer: type[Computer] = Computer,
         watched: bool = True,
     ) -> None:
-        """If `managed`, all nodes reach each other; otherwise only the pairs given to `want` do.
+        """`managed` tells whether all nodes reach each other; otherwise only the pairs given to `want` do.
 
-        If `watched`, everything that nodes write to disk is checked. The nodes' engines must then be engines
-        of integers.
+        `watched` tells whether everything that nodes write to disk is checked. The nodes' engines must then
+        be engines of integers.
         """
         self.seed = seed
         self.manifest = manifest
