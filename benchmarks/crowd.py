@@ -2,16 +2,20 @@
 
     python -m benchmarks.crowd [--nodes 20] [--megabytes 50] [--rate 10] [--virtual]
 
-As root, with each node in a process and a network namespace of its own: one node that trains has the model,
-and what it sends is limited to `rate` Mbit/s; the newcomers come together and only fetch (relays that share).
-Prints the seconds from the first request until half and all of them have the model, the time that a queue at
-the donor would take, the copies of the model that left the donor (all its bytes, headers and updates
-included), and its own updates per second of its CPU time before they come and until all are served.
+Needs root: each node has its own process and network namespace. The donor, a node that trains, has the model
+and sends at most `rate` Mbit/s. The newcomers start at the same time and only fetch (relays that share).
+Prints
 
-`--virtual`: the sharing that ships, over memory transports in virtual time. There everybody sends at `rate`.
+- the seconds from the first request until half of the newcomers, and all of them, have the model, - the
+  seconds that the donor would need to serve the newcomers one after the other, - the copies of the model that
+  left the donor (all its bytes, headers and updates included), - the donor's own updates per second of its
+  CPU time, before the newcomers come and until all are served.
 
-Exits with 1 where 20 or more newcomers need more than QUEUE of that time, or the donor's work falls below
-PACE.
+With `--virtual`, the shipped code for sharing runs over memory transports in virtual time, where every node
+sends at `rate`.
+
+Exit status 1 if 20 or more newcomers need more than QUEUE times the seconds one after the other, or if the
+donor's updates per CPU second fall below PACE times the former number.
 """
 
 from __future__ import annotations
@@ -37,19 +41,21 @@ from tests.network.namespaces import Place, unavailable, world
 from tests.processes.helpers import Node, here, nodes, until
 
 QUEUE, PACE = 0.3, 0.8
-"""At most this share of the time of a queue, and at least this share of the updates per CPU second."""
+"""Maximum time of the crowd, as a share of the time of serving the newcomers one after the other. Minimum
+updates per CPU second of the donor, as a share of those before the crowd."""
 
 CROWD = 20
-"""Number of newcomers from which the first of these holds: fewer pass less on to each other."""
+"""Number of newcomers from which QUEUE applies. In a smaller crowd, newcomers pass fewer pieces on to each
+other."""
 
 PATIENCE = 1200.0
-"""Seconds after which what should happen counts as failed."""
+"""Timeout, in seconds, for each expected event."""
 
 BEFORE = 30.0
 """Seconds for which the donor trains alone before the crowd comes."""
 
 LOOK = 0.5
-"""Seconds between two looks at all nodes: the figures are no finer."""
+"""Seconds between two checks of all nodes, and so the resolution of the measured times."""
 
 OPTIONS = ("training.update_budget=10000000", "task.loss=plain", "init.measure=no")
 LISTENS = ("--host-maddrs", "/ip4/0.0.0.0/tcp/4001", "--set", "node.samples=0")
@@ -57,19 +63,19 @@ FETCHES = ("--role", "relay", "--set", "data.share_model=yes")
 
 
 class Work(NamedTuple):
-    """What a node has done until now."""
+    """Work of a node since its start."""
 
     updates: int
     cpu: float
-    """Seconds, of all its processes."""
+    """CPU seconds of all its processes."""
 
     def per_second(self, since: Work) -> float:
-        """Return the updates per second of CPU time since then."""
+        """Return the updates per second of CPU time since the earlier measurement `since`."""
         return (self.updates - since.updates) / (self.cpu - since.cpu)
 
 
 def work(node: Node) -> Work:
-    """Return what a node has done."""
+    """Return the work of a node since its start."""
     status = node.until("it answers", lambda _: True)
     process = psutil.Process(node.pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
@@ -77,20 +83,21 @@ def work(node: Node) -> Work:
 
 
 def sent(place: Place) -> int:
-    """Return the bytes that a place has sent."""
+    """Return the number of bytes that the host at `place` has sent."""
     with place.entered():
         return psutil.net_io_counters(pernic=True)["net0"].bytes_sent
 
 
 def served(newcomers: Sequence[Node]) -> list[float]:
-    """Return the seconds until each of these has the model, since the first one has asked for pieces."""
+    """Wait until all newcomers have the model. Return the seconds of each, counted from the first newcomer's
+    first request for pieces."""
     give_up, began, seconds = time.monotonic() + PATIENCE, math.inf, dict[str, float]()
     while len(seconds) < len(newcomers):
         assert time.monotonic() < give_up, f"only {len(seconds)} of {len(newcomers)} have it"
         time.sleep(LOOK)
         for node in newcomers:
             if not node.running:
-                node.start()  # as a volunteer would, whose machine was too busy to join
+                node.start()  # as a volunteer does if the machine was too busy to join
             layout = Layout(node.folder)
             if layout.partial_model.exists():
                 began = min(began, time.monotonic())
@@ -100,7 +107,7 @@ def served(newcomers: Sequence[Node]) -> list[float]:
 
 
 def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: float) -> bool:
-    """Print the figures of processes; return whether they are within the limits."""
+    """Measure node processes and print the results. Return whether these are within the limits."""
     model = Path(shutil.copytree(files.EMBEDDED / "tiny", home / "first"))
     (model / "vocab.bpe").write_bytes(os.urandom(size))
     options = [word for option in OPTIONS for word in ("--set", option)]
@@ -133,7 +140,8 @@ def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: flo
 
 
 def show(seconds: list[float], copies: float, count: int, size: int, rate: float) -> bool:
-    """Print how long it took, and what left the donor; return whether it was soon enough."""
+    """Print the times of the newcomers and the copies that left the donor. Return whether the last newcomer
+    met QUEUE."""
     queue, last = count * size / (rate * 125_000), max(seconds)
     print(
         f"{count} newcomers, {size / 1e6:g} MB, {rate:g} Mbit/s: half have it after "

@@ -3,10 +3,10 @@
     python -m benchmarks.crowds [ATTACK ...] [--seeds 25] [--seconds 240] [--blind]
 
 Runs on a virtual clock, with the shipped organiser, fold and rules (`tests.organising.town`). Two members and
-two strangers are honest, at four updates per second. The attackers come with them, or a minute later. Prints
-the honest updates made and counted, as shares of those without an attack, and the attackers' updates made,
-stored and listed. With `--blind` their work looks like good work. `--costs` prints memory and processor time
-of the fold, with many strangers.
+two strangers are honest, and make four updates per second. The attackers join `--late` seconds after them.
+Prints the honest updates made and counted, as shares of those without an attack, and the attackers' updates
+made, stored and listed. The judge skips hostile work; with `--blind`, it counts all work. With `--costs`,
+prints memory and CPU time of the fold with many strangers instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ATTACKS: dict[str, tuple[int, float, Acts | None]] = {
 
 
 def course(name: str | None, seed: int, seconds: float, *, told: bool, late: float) -> dict[str, float]:
-    """Run one attack, or no attack."""
+    """Run the attack `name`, or no attack if None. Return the rates of updates."""
     count, pace, acts = ATTACKS[name] if name else (0, 0.0, None)
     town = Town(seed, told=told)
     honest = town.begin()
@@ -69,7 +69,7 @@ def course(name: str | None, seed: int, seconds: float, *, told: bool, late: flo
 
 
 def table(names: list[str], seeds: int, seconds: float, *, told: bool, late: float) -> None:
-    """Print a line for each attack."""
+    """Print a line for each attack in `names`."""
     peace = [course(None, seed, seconds, told=told, late=late) for seed in range(seeds)]
     print(f"judge {'told' if told else 'blind'}, they come after {late:g} s; peace: {_means(peace)}")
     for name in names:
@@ -92,7 +92,8 @@ def _means(found: list[dict[str, float]]) -> str:
 
 
 def costs(strangers: int) -> None:
-    """Print the costs of the fold with so many strangers, without and with credit."""
+    """Print the memory and CPU time of the fold with this number of strangers, before and after they get
+    credit."""
     tracemalloc.start()
     run_state = RunState(budget=1 << 30, rate=1, epoch_updates=1024)
     run_state.apply(Recorded(admit(0, 4096)))
@@ -117,7 +118,7 @@ def costs(strangers: int) -> None:
 
 
 def main() -> None:
-    """Measure the named attacks, or all."""
+    """Measure the attacks named on the command line, by default all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("attacks", nargs="*", default=[])
     parser.add_argument("--seeds", type=int, default=25)

@@ -2,9 +2,9 @@
 
     python benchmarks/devices.py --device cpu --device cuda [--task sums] [--nodes 4]
 
-Nodes are assigned to the devices in turns. Two devices would measure slightly different scalars for one
-update. But no update is measured twice, and the exact sum does not depend on the device that adds it up. Exit
-status 1 if digests differ.
+Nodes take the devices in turn. Two devices would measure slightly different scalars for one update. But no
+update is measured twice, and the exact sum does not depend on the device that adds it up. Exit status 1 if
+digests differ.
 """
 
 from __future__ import annotations

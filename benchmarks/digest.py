@@ -2,8 +2,8 @@
 
     python benchmarks/digest.py --feeds 1 1000 65536
 
-Processor time: the median of some hundred changes of feeds drawn at random; what the first full Summary of a
-frontier costs and what one costs after a single change, encoding included.
+All times are CPU time. For the digest, it is the median over some hundred changes of random feeds. A full
+Summary, with its encoding, is measured twice: the first one of a frontier, and one after a single change.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def tell(frontier: Frontier) -> None:
-    """Encode everything that a peer is told."""
+    """Encode all messages of a full Summary."""
     for page in anti_entropy.pages(frontier, frontier.claims()):
         wire_codec.encode(page, *RUN.form)
 
 
 def measure(feeds: int, changes: int) -> None:
-    """Print the row of a run with `feeds` feeds."""
+    """Measure a run with `feeds` feeds, and print its line."""
     random = Random(feeds)
     frontier = Frontier(RUN)
     names = [Feed(random.randbytes(32), 0) for _ in range(feeds)]

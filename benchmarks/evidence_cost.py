@@ -2,9 +2,9 @@
 nodes.
 
 The organiser's shipped policy runs on a virtual clock. All members are honest until the rate has settled.
-Then some may flip the signs of their scalars. Measurements take the time of their forwards on a node with an
-update per second, and find the usual effect of good work. A search uses all allowed rows, which is its
-maximum cost.
+Then the share `--turn` of them flips the signs of its scalars. A measurement takes the time of its forwards
+on a node that makes one update per second, and finds the usual effect of honest updates. A search uses all
+allowed rows, which is its maximum cost.
 
     python -m benchmarks.evidence_cost --members 10 --members 100 --updates 400 --turn 0.3
 """
@@ -30,21 +30,22 @@ FORWARDS = 8
 """Example-forwards of an update."""
 
 SPEED = float(FORWARDS)
-"""Example-forwards per second of every node: an update per second."""
+"""Example-forwards per second of every node, which is one update per second."""
 
 ROWS = 256
-"""Validation rows."""
+"""Number of validation rows."""
 
 RHO = 0.35
-"""Correlation of an honest scalar, from 4 rows, with the slope on all rows."""
+"""Correlation between an honest scalar, measured on 4 rows, and the slope on all rows."""
 
 BATCH = 4
-"""Rows of a mini-batch."""
+"""Number of rows of a mini-batch."""
 
 
 def drift(rows: int) -> float:
-    """Return the mean score of one honest update on `rows` rows, which are noisy, too."""
-    noise = BATCH * (RHO**-2 - 1)  # variance over rows in terms of that of the slope
+    """Return the mean score of one honest update on `rows` rows. Fewer rows have more noise, which lowers the
+    score."""
+    noise = BATCH * (RHO**-2 - 1)  # variance over rows, as a multiple of the slope's variance
     return RHO / math.sqrt(1 + noise / rows)
 
 
@@ -60,19 +61,20 @@ class Cost(NamedTuple):
     later: float
     """Share of measurements in all example-forwards since the rate settled."""
     busy: float
-    """Share of the organiser's time spent on measurements since then."""
+    """Share of the organiser's time spent on measurements since the rate settled."""
     updates: float
-    """Mean updates of an epoch since then."""
+    """Mean number of updates of an epoch since the rate settled."""
     searched: float
-    """Share of these epochs with a search."""
+    """Share of the epochs since the rate settled that have a search."""
     measured: float
-    """Share of these epochs in which members' work was measured."""
+    """Share of the epochs since the rate settled in which members' work was measured."""
     judged: float
-    """Share of updates in these measured epochs. Short epochs are not measured while epochs grow."""
+    """Share of the updates since the rate settled that are in measured epochs. Short epochs are not measured
+    while epochs grow."""
     skipped: float = math.nan
-    """Mean number of updates that a dishonest member makes until seals skip them."""
+    """Mean number of updates that a dishonest member makes before seals skip its updates."""
     revoked: float = math.nan
-    """Mean number of its updates until it is revoked."""
+    """Mean number of updates that a dishonest member makes before it is revoked."""
 
 
 class Swarm:
@@ -86,7 +88,8 @@ class Swarm:
         rows: int = ROWS,
         turn: float = 0.0,
     ) -> None:
-        """`rows` is the maximum for a clear search. `turn` is the share of members that become dishonest."""
+        """`rows` is the maximum number of rows that a search needs to be clear. `turn` is the share of
+        members that become dishonest."""
         self.rows = rows
         self._turning = int(turn * members)
         self._turned_at: int | None = None
@@ -105,11 +108,11 @@ class Swarm:
         self.bench.begin(*self.names, quota=1 << 20)
         self.made = self.spent = self.answered = 0
         self._begun_at = 0.0
-        """Start time of the oldest plan without an answer; 0 if it has not started."""
+        """Start time of the oldest unanswered plan; 0 if that plan has not started."""
         self._draws = np.random.default_rng(0)
 
     def run(self, updates: int) -> Cost:
-        """Let every member make `updates` updates."""
+        """Let every member make `updates` updates. Return the costs."""
         bench, began, before, first = self.bench, self.bench.now, (0, 0), 0
         for turn in range(updates // TICK):
             self._look(turn * TICK)
@@ -141,7 +144,8 @@ class Swarm:
         )
 
     def _look(self, made: int) -> None:
-        """Record newly detected members, after every member made `made` updates."""
+        """Record the members detected since the last call. `made` is the number of updates that each member
+        made."""
         if self._turned_at is None or not self._turning:
             return
         evidence = self.bench.origins
@@ -157,7 +161,7 @@ class Swarm:
         return rows * len(AMOUNTS) + plan.origins * ORIGIN_FORWARDS + plan.scored * ROWS
 
     def _done_at(self, plan: Evaluate) -> float:
-        """Return the end time of a plan, the oldest without an answer."""
+        """Return the end time of `plan`, which is the oldest unanswered plan."""
         self._begun_at = self._begun_at or self.bench.now
         return self._begun_at + self._forwards(plan) / SPEED
 

@@ -1,11 +1,11 @@
-"""What becomes of a volunteer's node in the field: real nodes in namespaces, the real times.
+"""Recovery of a volunteer's node from faults of its network: real nodes in namespaces, in real time.
 
     python -m benchmarks.field [--scene NAME ...] [--cpu PERCENT]
 
-Needs root. Prints for each scene the seconds from the return of the network, or of the node, until another
-node has an update that the node made after it (`update`), and until they are neighbours (`neighbour`).
-Exits with 1 where an update came too late. Raises AssertionError where the node has ended or has a second
-feed.
+Needs root. Prints two times for each scene, in seconds from the return of the network or of the node: until
+another node has an update that the node made after the return (`update`), and until the two are neighbours
+(`neighbour`). Exit status 1 if an update came too late. Raises AssertionError if the node has ended or has a
+second feed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.network.namespaces import unavailable
 from tests.network.scenes import Field, Figures, field
 
 BACK, ROUND = 30.0, 60.0
-"""At most so many seconds: of a node that was away or moved; where the network around it has changed."""
+"""Maximum seconds until an update arrives: BACK if the node was away or moved, ROUND if the network around it
+changed."""
 
 SCENES: dict[str, tuple[Callable[[Field], Figures], float]] = {
     "address": (partial(scenes.moves, gap=0), BACK),

@@ -1,11 +1,12 @@
 """Measures the damage of hostile members in a first-order run, with the organiser on a virtual clock.
 
-There are two models. *Words* is a quadratic. Every row has its own optimum around the common one, so that
-gradients of mini-batches and of validation rows have the cosine measured on SmolLM2 (0.16 +- 0.12 for 8
-rows). Curvatures fall by a power law, so that noise is largest where gradients are. *Head* is a softmax
-regression on states, whitened as in `sfnode init`. Each member has some of the rows. The states are made up,
-or come from a file with arrays `x` (rows, features) and `y` (rows,). Updates are vectors of integers by the
-rules of the protocol. Scores and the organiser's policy are those of the product.
+There are two models. *Words* is a quadratic. Every row has its own optimum around the common optimum. The
+spread is such that gradients of mini-batches and of validation rows have the cosine measured on SmolLM2 (0.16
++- 0.12 for 8 rows). Curvatures fall as a power law, so that noise and gradients are largest in the same
+cells. *Head* is a softmax regression on states, whitened as in `sfnode init`. Each member has some of the
+rows. The states are random, or come from a file with arrays `x` (rows, features) and `y` (rows,). Updates are
+vectors of integers that follow the rules of the protocol. Scores and the organiser's policy are the shipped
+ones.
 
     python -m benchmarks.first_order --attack flip --seeds 3
     python -m benchmarks.first_order --head [--states FILE.npz] --attack flip --seeds 3
@@ -54,7 +55,7 @@ HONEST, HOSTILE = 7, 3
 VALIDATION = 256
 
 Attack = Callable[["Swarm", F64], F64]
-"""Returns the hostile gradient for an honest one, in natural units."""
+"""Function that returns a hostile gradient in place of an honest one, in natural units."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Member:
     name: str
     attack: Attack | None = None
     wrong: bool = False
-    """Whether its rows have wrong labels."""
+    """Whether the member's rows have wrong labels."""
     made: list[I64] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
 
@@ -79,7 +80,8 @@ class Words:
     batch = 8
     cells = 336
     spread = 12.0
-    """Distance of a row's optimum from the common one, in terms of the distance of that from the start."""
+    """Distance of a row's optimum from the common optimum, as a multiple of the common optimum's distance
+    from the start."""
 
     def __init__(self, seed: int, budget: int) -> None:
         self.draws, truth = np.random.default_rng(seed), np.random.default_rng(1000 + seed)
@@ -110,15 +112,15 @@ class Words:
         return found
 
     def loss(self, at: F64) -> float:
-        """Return the loss on all rows, above the minimum."""
+        """Return the loss on all rows, minus its minimum."""
         return float((self.curvature * (at - self.optimum) ** 2).mean()) / 2
 
     def uphill(self, at: F64) -> F64:
-        """Return the gradient of what `loss` returns."""
+        """Return the gradient of `loss`."""
         return self.curvature * (at - self.optimum) / self.cells
 
     def losses(self, at: F64, rows: int) -> F64:
-        """Return the losses of the first validation rows."""
+        """Return the losses of the first `rows` validation rows."""
         rows_ = self.validation[:rows]
         found: F64 = (self.curvature * ((at - rows_) ** 2 - (rows_ - self.optimum) ** 2)).mean(1) / 2
         return found
@@ -132,7 +134,7 @@ class Words:
 
 
 class Head:
-    """A softmax regression on states. An update is the gradient of all rows of a node."""
+    """A softmax regression on states. An update is the mean gradient of all rows of a node."""
 
     forwards, bits = 3 * 4096, 8
 
@@ -168,7 +170,7 @@ class Head:
         return found
 
     def _gradients(self, at: F64, rows: I64, right: F64) -> F64:
-        """Return the gradients of single rows."""
+        """Return the gradient of each row, (rows, cells)."""
         lacking = np.exp(self._outputs(at, rows)) - right[rows]
         found: F64 = (lacking[:, :, None] * self.states[rows][:, None]).reshape(len(rows), -1)
         return found
@@ -179,7 +181,7 @@ class Head:
         return found
 
     def uphill(self, at: F64) -> F64:
-        """Return the gradient of what `loss` returns."""
+        """Return the gradient of `loss`."""
         found: F64 = self._gradients(at, self.test, self.right).mean(0)
         return found
 
@@ -199,7 +201,8 @@ class Head:
 
 
 def _states(file: Path | None, draws: np.random.Generator) -> tuple[F64, I64]:
-    """Return states and classes from a file, or made-up ones that a head separates as well as SST-2's."""
+    """Return states and classes from a file. Without a file, return random ones that a head separates as well
+    as it separates SST-2's."""
     if file:
         read = np.load(file)
         return read["x"].astype(np.float64), read["y"]
@@ -210,13 +213,14 @@ def _states(file: Path | None, draws: np.random.Generator) -> tuple[F64, I64]:
 
 
 def _towards(size: float, swarm: Swarm, gradient: F64) -> F64:
-    """Return the gradient scaled to a share of the maximum norm."""
+    """Return the gradient scaled to the share `size` of the maximum norm; backwards if `size` is negative."""
     rate = swarm.run_state.rate_from(swarm.run_state.open_epoch)
     return gradient * (size * rate.limit * rate.unit / (1 << 16) * swarm.delta / np.linalg.norm(gradient))
 
 
 def _turned(part: float) -> Attack:
-    """Make an attack with honest gradients for this part of the budget, then the largest steps back."""
+    """Make an attack: honest gradients until the share `part` of the budget is used, then the largest steps
+    uphill."""
     return lambda swarm, g: g if swarm.run_state.promised < part * swarm.budget else _towards(-0.99, swarm, g)
 
 
@@ -249,7 +253,7 @@ class Swarm:
         judged: bool = True,
         vouched: bool = True,
     ) -> None:
-        """`vouched`: whether somebody vouches for the hostile members. Otherwise they are strangers."""
+        """`vouched` tells whether somebody vouches for the hostile members. Otherwise they are strangers."""
         self.task, self.budget = task, budget
         self.draws: np.random.Generator = task.draws
         self.members = [Member(n, f"member {n}") for n in range(honest)]
@@ -283,10 +287,11 @@ class Swarm:
     # -- the model ---------------------------------------------------------------------------------
 
     def cores(self, epoch: int | None = None, *, half: bool = False, skipped: Collection[int] = ()) -> F64:
-        """Return the model with the updates listed by closes up to `epoch`, and only half of the last epoch's
-        if `half`.
+        """Return the model with the updates listed by closes up to `epoch`. With `half`, the updates of
+        `epoch` itself have half their weight. Updates of `skipped` feeds in `epoch` are left out.
 
-        Without `epoch`, return the model that members train."""
+        Without `epoch`, return the model that members train.
+        """
         found, rates = np.zeros(self.task.cells), Rates.of(self.run_state)
         for one in self.members:
             number = self._number(one)
@@ -329,9 +334,11 @@ class Swarm:
         )
 
     def worst(self, label: int, at: F64) -> tuple[float, float, float]:
-        """Return the maximum step of an update with this label, and the rise of the loss by that step uphill.
+        """Return the length of the longest step that an update with this label can take, and the rise of the
+        loss when that step goes uphill.
 
-        The last value is the maximum rise for a curvature of one half."""
+        The third value is the maximum rise for a curvature of one half.
+        """
         rate, uphill = self.run_state.rate_from(label), self.task.uphill(at)
         length = rate.limit * rate.unit / (1 << 16) * self.delta * rate.rate / RATE_ONE
         slope = float(np.linalg.norm(uphill))
@@ -422,7 +429,7 @@ class Swarm:
 def course(
     given: argparse.Namespace, attack: str, seed: int, hostile: int, budget: int
 ) -> tuple[Swarm, float]:
-    """Run a swarm of seven honest and some hostile members. Return it with the decrease of the loss."""
+    """Run a swarm of seven honest and `hostile` hostile members. Return it with the decrease of the loss."""
     task = Head(seed, budget, given.states, HONEST + HOSTILE) if given.head else Words(seed, budget)
     judged, vouched = not given.open, not given.strangers
     swarm = Swarm(task, HONEST, hostile, attack, budget, judged=judged, vouched=vouched)
@@ -430,7 +437,7 @@ def course(
 
 
 def compare(given: argparse.Namespace, attack: str, seed: int, budget: int) -> float:
-    """Print the damage of an attack. Return the lost share of the gain."""
+    """Print the damage of an attack. Return the share of the gain that is lost."""
     ten, gain = course(given, attack, seed, given.strangers or HOSTILE, budget)
     counts = [ten.run_state.counts_of(member) for member in range(len(ten.members))]
     made = [len(one.made) for one in ten.members]

@@ -1,19 +1,23 @@
 """Measures the speed of writing answers.
 
-
     python -m benchmarks.generation [--model mini] [--model shape:opt-125m] [--rows 16] [--turns 9]
     python -m benchmarks.generation --device cuda --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64
 
-Contestants take turns, in changing order, with the same prompts of unequal lengths and as many new tokens:
-our decoder, the same with a core of the run's rank in every layer of which updates are not merged yet, and
-`generate` of transformers with the same weights in a model that is not patched. A ratio is the median, over
-all turns, of their time divided by ours in the same turn: tokens a second in ours divided by theirs. Time is
-that of the process on a CPU, which a busy machine stretches less than the clock, and that of the clock on
-another device; both are printed. OMP_NUM_THREADS sets the number of threads. Exit status 1 when ours is below
-LIMIT of transformers', or with a core below MOVED_LIMIT of ours.
+The contestants write equally many new tokens for the same prompts, which have unequal lengths:
 
-Then what filling places again brings: QUEUE times as many rows as are written at once, whose answers end
-after 1 to 64 tokens, against the same rows when places are filled again only once all of them are free.
+- our decoder, - our decoder with a core of the run's rank in every layer, whose updates are not merged into
+  the weights yet, - `generate` of transformers, with the same weights in an unpatched model.
+
+They take turns, in changing order. A ratio is the median, over all turns, of a contestant's time divided by
+our decoder's time in the same turn. The time that counts is the process's CPU time on a CPU, which other
+programs disturb less, and the clock's time on another device. Both are printed. OMP_NUM_THREADS sets the
+number of threads. Exit status 1 if our tokens per second are less than LIMIT times those of transformers, or,
+with a core, less than MOVED_LIMIT times ours without a core.
+
+The second part measures the gain from refilling places of the batch. It writes QUEUE times as many rows as
+the batch has places, with answers of 1 to 64 tokens. It compares three ways: the usual refilling, refilling
+each place as soon as its answer ends, and refilling only when all places are free. Times are relative to the
+usual way.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ MODELS = (MINI, "shape:opt-125m")
 OURS, MOVED, THEIRS = "sfnode", "with a core", "transformers"
 
 LIMIT, MOVED_LIMIT = 1.0, 0.9
-"""Minimum tokens per second: ours relative to transformers', and with a core relative to ours."""
+"""Minimum ratios of tokens per second: of ours to transformers', and of ours with a core to ours without."""
 
 SMALL = 1e-4
 """Size of the core's entries. The text of answers does not matter."""
@@ -51,14 +55,14 @@ SHORTEST, LONGEST = 16, 32
 """Minimum and maximum tokens of prompts."""
 
 QUEUE, ENDS, MOST = 4, 16, 64
-"""Rows for each place, vocabulary tokens for each token that ends an answer, and maximum tokens of an
-answer."""
+"""Number of rows per place of the batch, share 1 / ENDS of the vocabulary's tokens that end an answer, and
+maximum number of tokens of an answer."""
 
 Contestant = Callable[[], None]
 
 
 def contestants(subject: BenchSubject, rows: int, tokens: int) -> dict[str, Contestant]:
-    """Return the contestants by name."""
+    """Return the contestants, keyed by name."""
     loaded = subject.loaded
     vocabulary = loaded.model.config.vocab_size
     lengths = np.linspace(SHORTEST, LONGEST, rows).astype(int)
@@ -93,7 +97,8 @@ def contestants(subject: BenchSubject, rows: int, tokens: int) -> dict[str, Cont
 
 
 def queued(subject: BenchSubject, places: int) -> dict[str, Contestant]:
-    """Return two ways to write many rows of unequal lengths, a few at a time."""
+    """Return ways to write more rows than the batch has places, keyed by name. They differ in when a place is
+    refilled."""
     loaded, rows = subject.loaded, QUEUE * places
     vocabulary = loaded.model.config.vocab_size
     prompts = [(stream(n, 0, SHORTEST) % np.uint64(vocabulary)).tolist() for n in range(rows)]
@@ -120,8 +125,8 @@ def written(answers: Any, tokens: int) -> None:
 
 
 def measure(who: dict[str, Contestant], turns: int) -> dict[str, list[tuple[float, float]]]:
-    """Return the seconds of the process and of the clock for each turn of each contestant, after a
-    warm-up."""
+    """Return the seconds of the process and of the clock for each turn, keyed by contestant. A warm-up turn
+    is not measured."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in who}
     for turn in range(turns + 1):
         order = [*who] if turn % 2 else [*reversed(who)]

@@ -1,14 +1,15 @@
-"""Measures a step by gradients beside inference, and the cosine of its gradient with float32's.
+"""Measures a first-order step: its memory relative to inference, and the cosine of its gradient with
+float32's.
 
     python -m benchmarks.gradients [--model FOLDER] [--model shape:opt-1.3b] [--dtype int8] [--task agnews]
 
-Answers in words, bases of the mean gradient as `sfnode init` makes them of the last blocks, but from few
-mini-batches. *Inference*: one row, the longest one, as a node scores it. *Step*: an update of the eight
-longest rows, none of which the model has seen before, as a node makes it. Both are the peak of the resident
-memory (on a CPU) in a process of its own, of a step the largest of three, the first one among them. The
-cosine is that with the gradient which the same model gives in float32, with the weights that the format has.
-A shape's texts are those of scripts/real_model.py's tokenizer. CPU seconds are of a step whose rows the model
-has not seen, and of one whose rows it has.
+The run trains answers in words. Its bases are made from the mean gradient of the last blocks as in `sfnode
+init`, but from few mini-batches. *Inference* scores the longest row, as a node does. *Step* makes an update
+from the eight longest rows, none of which the model has seen before. Both figures are the peak of the
+resident memory (on a CPU), each in its own process. The figure of a step is the largest of three steps, the
+first one included. The cosine compares the gradient in a format with the gradient in float32, both with the
+weights that the format represents. A shape's texts are encoded with scripts/real_model.py's tokenizer. CPU
+seconds are measured for a step on rows that the model has not seen, and for a step on the same rows again.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _texts(task: str, folder: Path) -> real.Subject:
 
 
 def begun(model: Path, task: str, folder: Path) -> Subject:
-    """Make the run, with bases."""
+    """Make the run and its bases."""
     of, keys = _texts(task, model), RunKeys.generate()
     options = of.words.model_dump(include={"kind", "template", "verbalizer", "max_tokens"})
     given = options | keys.options() | {"model": str(model), "estimator": "first-order", "loss": "plain"}
@@ -85,14 +86,15 @@ def begun(model: Path, task: str, folder: Path) -> Subject:
 
 
 def inference(of: Subject, dtype: str) -> int:
-    """Return the bytes of memory for scoring a row."""
+    """Return the peak memory, in bytes, of scoring a row."""
     loaded = of.load(dtype)
     row = encode(of.run.task, loaded.tokenizer, of.rows()[:1])
     return memory.peak(lambda: forward.score_in_passes(loaded, row), CPU) or 0
 
 
 def step(of: Subject, dtype: str) -> tuple[int, float, float]:
-    """Return the bytes of a step, and its seconds the first and the second time."""
+    """Return the peak memory of a step in bytes, and the CPU seconds of its first and second time on the same
+    rows."""
     rows = of.rows()[: BATCH * memory.RUNS]
     with of.trainer(dtype, rows) as node:
         turn = iter(range(memory.RUNS))

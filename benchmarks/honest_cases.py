@@ -2,10 +2,9 @@
 
     python -m benchmarks.honest_cases [CASE ...] [--seconds 600] [--json FILE]
 
-Nodes are shipped ones in the simulator, with links of 100 ms there and back. The organiser's policy is the
-product's, with searches that change nothing, and scores of updates that drift by DRIFT
-(`sfnode.organising.evaluation.evidence`). `--against FILE` prints the ratios to what another version has
-written.
+Shipped nodes run in the simulator, with round trips of 100 ms. The organiser has the shipped policy. Its
+searches change nothing, and the mean score of an update is DRIFT (`sfnode.organising.evaluation.evidence`).
+`--against FILE` also prints the ratio of each figure to that in FILE, which another version has written.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from sfprotocol.run_state import RunState
 EPOCH, QUOTA, BUDGET = 1024, 4096, 1 << 20
 
 DRIFT = 0.3
-"""Mean score of an update, as in runs that have learnt the easy part."""
+"""Mean score of an update, as in runs that have learnt the easy part of their task."""
 
 ANSWER = 0.2
-"""Seconds of a search."""
+"""Duration of a search, in seconds."""
 
 POLICY = OrganiserPolicy(
     target_updates=EPOCH,
@@ -56,8 +55,8 @@ UP = 2.0
 """Seconds until the organiser starts."""
 
 JOIN, CROWD = 120.0, 24
-"""Seconds until late members join, and their number. With a hundred nodes a virtual second takes ten real
-ones."""
+"""Seconds until late members join, and number of late members. More would take too long: with a hundred nodes
+a virtual second takes ten real seconds."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Case:
     """Share of updates whose scalar is 0."""
     joiners: int = 0
     loses_disk: bool = False
-    """Whether the last of the nodes loses its log after JOIN seconds."""
+    """Whether the last initial node loses its log after JOIN seconds."""
 
 
 WITH_ORIGINS = replace(POLICY, origins=True)
@@ -99,7 +98,7 @@ CASES = {
 
 
 async def answer(self: Organising, asked: Evaluate) -> None:
-    """Answer a search with no change, and with equal scores for all work."""
+    """Answer a search with an unchanged rate, and score all work alike."""
     await asyncio.sleep(ANSWER)
     run_state, epoch, random = self._organised.run_state, asked.epoch, Random(f"{asked.epoch}/scores")
     found = SearchResult(1.0, 1.0, asked.rows) if asked.rows else None
@@ -116,7 +115,7 @@ def _share(run_state: RunState, number: int, epoch: int, random: Random) -> Step
 
 
 def sparse(share: float) -> Callable[[Sequence[int], RunParameters, int], tuple[int, ...]]:
-    """Return a function that measures scalars, of which a share is 0."""
+    """Return a function that measures scalars, of which the share `share` is 0."""
 
     def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[int, ...]:
         zero = ((seed + salt) % 1009 < share * 1009 for seed in seeds)
@@ -191,7 +190,7 @@ class Course:
             self.world.do(self.world.want, self.world[one], self.world[other])
 
     def lose_disk(self) -> None:
-        """Let a node lose its log."""
+        """Let the last initial node lose its log."""
         node = self.world[f"n{len(self.case.pace) - 1}"]
         node.crash(power_cut=True)
         node.forgets()
@@ -200,7 +199,7 @@ class Course:
         self.world.do(node.start)
 
     def run(self, seconds: float, every: float = 10.0) -> None:
-        """Let time pass."""
+        """Let time pass until `seconds`, and record the updates `every` seconds."""
         while self.world.now < seconds - 1e-6:
             self.world.run_until(min(seconds, (len(self.rows) + 1) * every))
             run_state = self.world["n0"].organised.run_state
@@ -243,7 +242,7 @@ def measure(name: str, seconds: float) -> dict[str, float]:
 
 
 def main(tell: Callable[[str], None] = print) -> None:
-    """Measure the named cases, or all."""
+    """Measure the cases named on the command line, by default all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=600.0)

@@ -2,9 +2,9 @@
 
     python benchmarks/hostile.py [--seconds 10]
 
-A trainer and a relay of the built-in run on this machine, over hivemind, and a hostile libp2p peer that makes
-one attack after the other (described in tests/network/attacker.py). It runs on the same cores at low
-priority. Exit status 1 when the node does not recover.
+The built-in run has a trainer and a relay on this machine, over hivemind. A hostile libp2p peer makes one
+attack after the other (described in tests/network/attacker.py), on the same cores at low priority. Exit
+status 1 if the node does not recover.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.network.swarm import linked, trains, write_run
 from tests.processes.helpers import LOOPBACK, nodes
 
 RECOVERED = 0.75
-"""Share of the former speed at which a node has recovered. Without attacks two measurements differ by a
+"""Minimum share of its former speed that a recovered node has. Without attacks, two measurements differ by a
 tenth."""
 
 HEAD = "| | updates/s | updates/CPU s | node CPU | p2pd CPU | node MiB | p2pd MiB | the attacker |"

@@ -2,14 +2,20 @@
 
     python benchmarks/hostile_members.py [--nodes 10] [--hostile 3] [--attack flip] [--run run.toml]
 
-Hostile nodes are nodes of sfnode that were admitted like all others, and whose scalars are changed before
-they are signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes
-them as large as they may be, `turncoat` negates them from the first half of its share of the budget on,
-`target` measures them on rows that all have the first answer; `absent` leaves these nodes out, for
-comparison; with `--hostile 0` it is the cost that is of interest. Prints one line of JSON; `organiser`: the
-example-forwards of what its node has measured for seals, their share of all, the seconds that this took and
-their share of the time since the swarm was started; `second_half`: the same from the first look on at which
-half of the budget counts.
+Hostile nodes are nodes of sfnode that were admitted like all others. Their scalars are changed before they
+are signed:
+
+- `flip` negates them.
+- `random` draws others of the same size.
+- `scale` negates them and gives them the largest allowed size.
+- `turncoat` negates them once the node has made half of its share of the budget.
+- `target` measures them on rows that all have the first answer.
+- `absent` leaves the hostile nodes out, for comparison.
+
+With `--hostile 0`, only the costs matter. Prints one line of JSON. `organiser` has the example-forwards of
+the organiser's measurements for seals, their share of all example-forwards, the seconds of these
+measurements, and their share of the time since the swarm started. `second_half` has the same from the time at
+which half of the budget was counted.
 """
 
 from __future__ import annotations
@@ -30,10 +36,11 @@ ATTACK = "HOSTILE_ATTACK"
 """Environment variable with the attack of a hostile node."""
 
 COST = "ORGANISER_COST"
-"""Environment variable with the organiser's file of its costs."""
+"""Environment variable with the file to which the organiser writes its costs."""
 
 FIRST = "ORGANISER_FIRST"
-"""Environment variable of an organiser that only measures, with priority over the others."""
+"""Environment variable that is set if the organiser makes no updates, and measures with priority over the
+other nodes."""
 
 GROUP = Path("/proc/self/autogroup")
 """File with the niceness of this process's session. Each node has its own session (Linux, root)."""
@@ -73,7 +80,8 @@ def be_hostile(attack: str) -> None:
 
 
 def share_cores(niceness: int) -> None:
-    """Set the niceness of this process. Many nodes share this machine, and each would have its own."""
+    """Set the niceness of this process's session. The nodes share the cores of this machine; real nodes would
+    not."""
     GROUP.write_text(str(niceness))
 
 
@@ -111,25 +119,27 @@ def be_organiser(file: Path) -> None:
 
 
 class Spent(NamedTuple):
-    """Costs until one moment."""
+    """Costs from the start to one moment."""
 
     updates: int
-    """Updates of all nodes."""
+    """Number of updates of all nodes."""
     at: float
     """Time in seconds, by this process's clock."""
     forwards: int
     """Example-forwards of the organiser's measurements for seals."""
     seconds: float
-    """Seconds of these measurements."""
+    """Seconds of the organiser's measurements for seals."""
 
     @classmethod
     def until_now(cls, file: Path, updates: int) -> Spent:
-        """Read the organiser's file of its costs, if it exists."""
+        """Return the costs until now. Those of the organiser come from `file`, and are 0 if it does not
+        exist."""
         said = json.loads(file.read_text()) if file.exists() else {"forwards": 0, "seconds": 0.0}
         return cls(updates, time.perf_counter(), **said)
 
     def shares(self, since: Spent, update_forwards: int) -> dict[str, float]:
-        """Return the costs since `since`, with their shares of all forwards and of the time."""
+        """Return the organiser's costs since `since`, with their shares of all example-forwards and of the
+        time."""
         updates, passed, forwards, seconds = (a - b for a, b in zip(self, since, strict=True))
         share = forwards / max(1, forwards + updates * update_forwards)
         return {

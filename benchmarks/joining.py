@@ -1,14 +1,14 @@
-"""Measures the bytes of an update on the wire at several speeds of steps, with and without coalescing (SPEC
-I4).
+"""Measures the bytes of an update on the wire for several step times, with and without coalescing (SPEC I4).
 
     python benchmarks/joining.py [--nodes COUNT ...] [--paces S ...] [--epochs E ...] [--network]
 
-Every node makes an update every so many seconds. *On a link* are the bytes of segments for each update in
-them, as the origin sends them and others pass them on; `before` signs ten times a second.
-What an author signs reaches the others LATENCY later by itself, which takes minutes for 1,000 nodes. With
-`--network` the simulator carries it over links, 6 a node, which would take hours. *In all* is then everything
-that all nodes send, announcements and summaries included, for each update that a node receives. Time is
-virtual: the figures do not depend on the machine.
+Every node makes an update every `--paces` seconds. The first figure is the size of segments in bytes, divided
+by the number of updates in them. Segments count where the origin sends them and where others forward them. In
+the column `before`, coalescing is off, and nodes sign ten times a second. By default there are no links: a
+signed segment reaches all other nodes after LATENCY. This takes minutes for 1,000 nodes. With `--network` the
+simulator sends segments over links, 6 per node, which would take hours for 1,000 nodes. The second figure is
+then the number of bytes that all nodes send, announcements and summaries included, per update that a node
+receives. Time is virtual: the figures do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from tests.protocol.authors import Swarm, parameters
 NODES, PACES = (10, 100, 1000), (0.1, 1.0, 10.0)
 
 EPOCHS = (1024, 20_000, 200_000)
-"""Updates of an epoch: a manifest's default, and 20 of each of 100 or of 1,000 nodes in a tenth."""
+"""Numbers of updates of an epoch: a manifest's default, and numbers at which each of 100, or of 1,000, nodes
+makes 20 updates in a tenth of an epoch."""
 
 LINKS_UP = 3.0
 """Seconds until all links are open."""
 
 
 def spans(pace: float, joined: bool) -> tuple[float, float]:
-    """Return the seconds in which trees and coalescing settle, and the measured seconds."""
+    """Return the seconds in which trees and coalescing settle, and the seconds to measure after them."""
     if not joined:
         return 3 * pace + 2, 2 * pace
     return max(64 * min(pace, 1.0), 5 * pace), max(32 * min(pace, 1.0), 6 * pace)
 
 
 def authors(nodes: int, pace: float, epoch_updates: int, joined: bool) -> float:
-    """Return the bytes of an update on a link."""
+    """Return the size of segments divided by the number of updates in them, in bytes, without links."""
     warm, measured = spans(pace, joined)
     return Swarm(parameters(epoch_updates), [pace] * nodes).play(warm, measured).bytes_per_update
 
 
 def network(nodes: int, pace: float, epoch_updates: int, joined: bool) -> tuple[float, float]:
-    """Return the bytes of an update on a link, and all bytes for each update that a node receives."""
+    """Return the size of segments divided by the number of updates in them, and all bytes sent per update
+    that a node receives."""
     warm, measured = spans(pace, joined)
     with closing(world_of(nodes, pace, epoch_updates)) as world:
         world.run_until(LINKS_UP + warm)

@@ -2,9 +2,12 @@
 
     python benchmarks/limits.py [--seconds 20]
 
-A relay and two trainers of the built-in run on this machine, over hivemind; the second trainer is limited.
-Exit status 1 when a limit that binds is exceeded by more than a tenth, a pause takes longer than a second,
-the swarm does not go on without the node, or the node loses more than half of what another program leaves it.
+The built-in run has a relay and two trainers on this machine, over hivemind. The second trainer is limited.
+Exit status 1 if
+
+- the node exceeds a limit by a tenth or more, - a pause takes a second or longer, - the other nodes do not
+  train while the node is paused, or - the node, beside a program that uses a core, keeps no more than half of
+  the speed that the remaining cores allow.
 """
 
 from __future__ import annotations
@@ -35,11 +38,12 @@ RATES = (2000, 1000)
 """Limits in bytes per second."""
 
 SETTLE = 5.0
-"""Seconds between a change and a measurement: longer than between two sensor readings, and than a full bucket
-lasts."""
+"""Seconds between a change and a measurement. They are longer than the interval of sensor readings, and than
+a full token bucket lasts."""
 
 CROWDED = 0.5
-"""Minimum share of its proportional speed that a node must keep while another program uses a core."""
+"""Minimum speed of a node while another program uses a core, as a share of the speed that the other cores
+allow."""
 
 PAUSES = 10
 """Number of pauses to time."""
@@ -55,14 +59,14 @@ Row = tuple[str, str, bool]
 
 
 class Window(NamedTuple):
-    """Resources that a node used over some seconds."""
+    """Mean use of resources by a node over some seconds."""
 
     cpu: float
-    """Percent of all cores."""
+    """Percentage of all cores."""
     updates: float
     """Own updates per second."""
     sent: float
-    """Bytes per second, as is `received`."""
+    """Bytes per second; likewise `received`."""
     received: float
 
 
@@ -118,7 +122,8 @@ def rates(node: Node, seconds: float) -> Iterator[Row]:
 
 
 def pauses(node: Node) -> Row:
-    """Measure the time until a pause stops the node, and the updates that are still counted."""
+    """Measure the time until a pause is confirmed, and the number of updates that are still counted after
+    that."""
     answers, late = [], []
     for _ in range(PAUSES):
         node.until("it trains", lambda status: status.state == "training" and status.updates_per_second > 0)
@@ -133,7 +138,7 @@ def pauses(node: Node) -> Row:
 
 
 def paused(node: Node, other: Node, seconds: float) -> Row:
-    """Measure the resources of a paused node, and whether it follows the others' training."""
+    """Measure the resources of a paused node, and check that it receives the others' updates."""
     ask(node, "pause", None)
     time.sleep(SETTLE)
     seen, theirs = watch(node, seconds), watch(other, seconds)

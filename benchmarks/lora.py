@@ -1,9 +1,9 @@
 """Trains LoRA with AdamW and a classification head, as a user with a GPU and all rows in one place would.
 
-PEFT's adapters of rank 8 on the query and value projections, alpha 16 as in MeZO and in sflab.baselines, and
-the head that transformers puts on the model; mini-batches of 8 rows, a rate that rises over a tenth of the
-steps and then falls to nothing. A row that is trained on counts as three example-forwards: a backward pass is
-two. It knows no run and no update.
+The adapters are PEFT's, of rank 8, on the query and value projections, with alpha 16 as in MeZO and in
+sflab.baselines. The head is the one that transformers adds to the model. Mini-batches have 8 rows. The
+learning rate rises over a tenth of the steps and then falls to 0. A training row counts as three
+example-forwards, two of them for the backward pass. This module knows nothing of runs and updates.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from sflab.baselines.model_problem import LORA_ALPHA
 RANK = 8
 BATCH = 8
 FORWARDS = 3
-"""Example-forwards of a training row."""
+"""Example-forwards of a training row, with its backward pass."""
 
 WARMUP = 0.1
 
 
 class Pass(NamedTuple):
-    """Results of the model during training."""
+    """Result at one evaluation during training."""
 
     forwards: int
     validation_loss: float
 
 
 class Lora:
-    """A model with adapters, which it trains."""
+    """A model with trainable adapters."""
 
     def __init__(self, folder: Path, classes: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -58,7 +58,7 @@ class Lora:
     def train(
         self, texts: Texts, validation: Texts, forwards: int, rate: float, looks: int
     ) -> Iterator[Pass]:
-        """Train with `forwards` example-forwards, and yield results `looks` times, evenly."""
+        """Train with `forwards` example-forwards, and yield results at `looks` evenly spaced evaluations."""
         rows = forwards // FORWARDS
         steps = -(-rows // BATCH)
         orders = [self._order.permutation(len(texts)) for _ in range(-(-rows // len(texts)))]
@@ -100,13 +100,13 @@ class Lora:
 
 
 class Best(NamedTuple):
-    """Results of the best model of several trainings, by its loss on validation rows."""
+    """Results of the model with the least validation loss, over several trainings."""
 
     probabilities: NDArray[np.float64]
-    """(test rows, classes)."""
+    """Probability of each class, (test rows, classes)."""
     rate: float
     forwards: int
-    """Example-forwards of its training so far, without those of validation and of other rates."""
+    """Example-forwards of its own training until then, without validation."""
 
 
 def best(
@@ -119,7 +119,8 @@ def best(
     rates: Sequence[float],
     seed: int,
 ) -> Best:
-    """Train with each rate, and return the best model. Every eighth training row validates."""
+    """Train with each of `rates`, and return the model with the least loss on validation rows: every eighth
+    row of `train`."""
     validating = np.arange(len(train)) % 8 == 7
     found: tuple[float, float, Pass, Any] | None = None
     for rate in rates:

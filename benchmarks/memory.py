@@ -3,14 +3,16 @@
     python -m benchmarks.memory [--minutes 120] [--nodes 2] [--model FOLDER]
     python -m benchmarks.memory --virtual [--seconds 100000]
 
-By default the nodes of a local swarm train a head by two forward passes at full pace, on texts of
-benchmarks.topics, with the model of scripts/real_model.py; the first node organises. Prints for each tenth of
-the time the updates, and the median memory of each node's process (proportional set size, without p2pd).
+By default, the nodes of a local swarm train a head with two-point estimates at full pace, on texts of
+benchmarks.topics, with the model of scripts/real_model.py. The first node organises. Prints, for each tenth
+of the time, the number of updates and the median memory of each node's process (proportional set size,
+without p2pd).
 
-`--virtual`: two nodes stay up, two crash and come back, and members join and leave, in virtual time. Prints
-for each tenth what the product's code has allocated (tracemalloc, without the simulator's own).
+With `--virtual`, nodes run in virtual time: two stay up, two crash and restart, and members join and leave.
+Prints, for each tenth of the time, the memory allocated by sfnode's code (tracemalloc, without the
+simulator's).
 
-Exits with 1 where the last tenth is more than LIMIT times the first.
+Exit status 1 if the memory in the last tenth is more than LIMIT times that in the first.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ from sfnode.swarm import LocalSwarm
 LIMIT = 1.05
 
 WARM = 60.0
-"""Seconds after the first update that do not count: pages of libraries are read and caches filled."""
+"""Seconds after the first update that are not measured: libraries are loaded and caches filled."""
 
 LOOK = 5.0
-"""Seconds between two looks at the processes."""
+"""Seconds between two measurements of the processes."""
 
 TENTHS = 10
 
@@ -51,18 +53,18 @@ OPTIONS = ("training.estimator=zeroth-order", "training.update_budget=100000000"
 MIB = 2**20
 
 EPOCH, TURN = 300.0, 600.0
-"""Virtual seconds of an epoch, and between two crashes of a node."""
+"""Virtual seconds of an epoch, and virtual seconds between two crashes."""
 
 Row = tuple[int, list[float]]
-"""Number of updates, and the MiB of each node."""
+"""Number of updates, and memory of each node in MiB."""
 
 
 async def watched(swarm: LocalSwarm, seconds: float) -> list[Row]:
-    """Return what is seen of a swarm in so many seconds."""
+    """Run a swarm for `seconds` after the warm-up. Return its rows, one every LOOK seconds."""
     seen: list[Row] = []
     begun = 0.0
     async with swarm:
-        processes = psutil.Process().children()  # one for each node, in order: daemons are theirs
+        processes = psutil.Process().children()  # one for each node, in order; daemons are children of nodes
         while not begun or time.monotonic() < begun + seconds:
             known = (await swarm.look()).known
             if known and not begun:
@@ -96,7 +98,7 @@ def _typical(seen: Sequence[Row]) -> Row:
 
 
 def in_virtual_time(seconds: float) -> Iterator[Row]:
-    """Yield a row for each tenth of the time: all nodes together."""
+    """Yield a row for each tenth of the time, with the memory of all nodes together."""
     policy = replace(runs.POLICY, target_updates=1 << 20, longest_epoch=EPOCH, amend_after=2 * EPOCH)
     manifest = runs.manifest(1)
     trace.KEPT = 0  # messages that explain a failure are the simulator's
@@ -116,8 +118,9 @@ def in_virtual_time(seconds: float) -> Iterator[Row]:
 
 
 def _pass(world: World, seconds: float, newcomer: str) -> None:
-    """Let nodes make an update each every ten seconds. A member joins at the beginning and leaves halfway;
-    the last two of the first four nodes crash in turn, and come back a minute later."""
+    """Let `seconds` pass, in which every node makes an update every ten seconds. The member `newcomer` joins
+    at the beginning and leaves halfway. The last two of the first four nodes crash in turn, and restart a
+    minute later."""
     end, crash, turn = world.now + seconds, world.now + TURN, 0
     member = world.add(newcomer)
     world.do(member.start)

@@ -1,9 +1,9 @@
-"""What the protocol costs and how fast it is, in simulated networks with round trips of 100 ms.
+"""Costs and speed of the protocol in simulated networks with round trips of 100 ms.
 
     python benchmarks/network.py [--nodes COUNT] [--large COUNT] [--seed S] [--no-attacks]
 
-All times are virtual, so the figures do not depend on the machine; they follow from the seed. Exit status 1
-when a target is missed.
+All times are virtual: the figures depend only on the seed, not on the machine. Exit status 1 if a target is
+missed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sfnode.transport.memory import CALM, HALF_ROUND_TRIP, Conditions
 
 ROUND_TRIP = 2 * HALF_ROUND_TRIP
 WARM, MEASURED = 15.0, 15.0
-"""Seconds in which redundant links turn lazy, and seconds that count."""
+"""Seconds in which redundant links become lazy, and seconds to measure after them."""
 
 LINE = 1_250_000.0
-"""Bytes a second: 10 Mbit/s."""
+"""Bytes per second of a line with 10 Mbit/s."""
 
 MISSING, FEEDS = 100_000, 20
 
 
 class Score:
-    """Prints figures beside their targets and counts what is missed."""
+    """Prints figures beside their targets, and counts the missed targets."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -46,7 +46,7 @@ class Score:
 
 
 def steady(nodes: int, seed: int, faults: tuple[Fault, ...] = ()) -> Traffic:
-    """Return the traffic of MEASURED seconds in a network that has run for a while."""
+    """Return the traffic of MEASURED seconds, after WARM seconds, in a network with these faults."""
     load = Load(rate=8, most=2, origins=16)
     scenario = Scenario("steady", "", nodes=nodes, load=load, seconds=WARM, faults=faults)
     with Run(scenario, seed, seconds=WARM) as run:
@@ -59,8 +59,8 @@ def steady(nodes: int, seed: int, faults: tuple[Fault, ...] = ()) -> Traffic:
 
 
 def recovery(seed: int, apart: float, conditions: Conditions = CALM) -> float:
-    """Return the seconds from the moment at which two nodes have a link until they are equal, after they made
-    updates for so long apart."""
+    """Return the seconds until two nodes are equal, from the time at which they have a link. Before that,
+    both made updates for `apart` seconds without a link."""
     with closing(World(seed, conditions=conditions, hardware=Hardware((0.001, 0.002)))) as world:
         nodes = [world.add(f"n{index}") for index in range(2)]
         for node in nodes:
@@ -78,7 +78,7 @@ def recovery(seed: int, apart: float, conditions: Conditions = CALM) -> float:
 
 
 def until_equal(world: World, start: float, limit: float = 120.0) -> float:
-    """Seconds from `start` until all are equal; infinity if that takes longer than `limit`."""
+    """Return the seconds from `start` until all nodes are equal; infinity after more than `limit` seconds."""
     while not invariants.equal(world):
         if world.now - start > limit:
             return float("inf")
@@ -87,7 +87,7 @@ def until_equal(world: World, start: float, limit: float = 120.0) -> float:
 
 
 def catching_up(seed: int) -> float:
-    """Seconds that a node takes which lacks MISSING updates and has one link of 10 Mbit/s."""
+    """Return the seconds that a node with one link of 10 Mbit/s needs to get MISSING updates."""
     with closing(World(seed, conditions=Conditions(bandwidth=LINE))) as world:
         giver = world.add("giver")
         authors = [world.add(f"author{index}") for index in range(FEEDS)]
@@ -111,7 +111,7 @@ def catching_up(seed: int) -> float:
 
 
 def attacks(seed: int) -> int:
-    """The table of attacks; how many were not survived."""
+    """Print the table of attacks. Return the number of attacks in which a check failed."""
     print(f"\n{runner.HEADING}")
     failures = 0
     for scenario in ATTACKS:

@@ -1,14 +1,18 @@
-"""What a volunteer waits for: from `sfnode join LINK` to the first own update that a peer has taken in.
+"""Waiting time of a volunteer, from `sfnode join LINK` until a peer has the first update of the new node.
 
     python benchmarks/newcomer.py [--times COUNT] [--megabytes SIZE] [--case embedded|peers ...] [--lines]
 
-One node organises a run and trains; newcomers with folders of their own join it by its link, one after the
-other, each in a fresh interpreter as a user starts it. `embedded`: the run of `sfnode init`, whose model
-comes with sfnode. `peers`: a model of so many megabytes, and rows, that are files of the organiser's;
-newcomers come in a mount namespace (`unshare`, as root) in which the folder of these is empty, so that both
-come from the peer. The silence is the longest span without a line on the newcomer's terminal, from its first
-line to that update. Prints how many cores other programs kept busy, too: on a loaded machine the processor
-time that a newcomer takes says more than the clock.
+One node organises a run and trains. Newcomers join by its link, one after the other. Each has its own data
+folder and a fresh interpreter, as when a user starts it. Cases:
+
+- `embedded`: the run of `sfnode init`, whose model comes with sfnode.
+- `peers`: a model of `--megabytes` megabytes, and rows, both from files of the organiser. Newcomers run in a
+  mount namespace (`unshare`, needs root) in which the folder of these files is empty, so that model and rows
+  come from the peer.
+
+The silence is the longest time without a new line on the newcomer's terminal, between its first line and that
+update. Also prints how many cores other programs use. On a busy machine a newcomer's CPU time says more than
+its time by the clock.
 """
 
 from __future__ import annotations
@@ -40,26 +44,26 @@ from sfnode.tasks.dataset import rows_of
 SFNODE = (sys.executable, "-m", "sfnode")
 
 PATIENCE = 300.0
-"""Seconds after which something that should happen counts as failed, however busy the machine is."""
+"""Timeout, in seconds, for each expected event, even on a busy machine."""
 
 LOOK = 0.05
-"""Seconds between two looks at the organiser: the figures are no finer."""
+"""Seconds between two checks of the organiser, and so the resolution of the measured times."""
 
 BUDGET = 10**6
-"""Updates of the run: it is not complete before the last newcomer has come."""
+"""Update budget of the run, so large that the run is not complete before the last newcomer has joined."""
 
 CASES = ("embedded", "peers")
 
 
 class Line(NamedTuple):
-    """A line of a process, and when it came, in seconds of the monotonic clock."""
+    """A line that a process printed, and its time in seconds of the monotonic clock."""
 
     at: float
     text: str
 
 
 class Process:
-    """A command of sfnode that runs beside this one; its lines are read as they come."""
+    """A command of sfnode in its own process. Its lines are read as they are printed."""
 
     def __init__(self, home: Path, *words: object, before: Sequence[str] = ()) -> None:
         command = [*before, *SFNODE, *map(str, words)]
@@ -77,12 +81,12 @@ class Process:
             self.lines.append(Line(time.monotonic(), text.rstrip("\n")))
 
     def check(self) -> None:
-        """Raise unless it still runs."""
+        """Raise RuntimeError if the process has ended."""
         if self._process.poll() is not None:
             raise RuntimeError("it has ended:\n" + "\n".join(line.text for line in self.lines))
 
     def computed(self) -> float:
-        """Return the seconds of processor time that it and its children have taken."""
+        """Return the CPU seconds of the process and its children."""
         process = psutil.Process(self._process.pid)
         return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
@@ -92,23 +96,23 @@ class Process:
 
 
 class Joined(NamedTuple):
-    """What a newcomer has waited for."""
+    """Waiting times of a newcomer."""
 
     seconds: float
     computed: float
-    """Seconds of processor time that it took, on whatever cores it was given."""
+    """CPU seconds of the newcomer, over all cores."""
     lines: list[Line]
-    """All that it said until then, with seconds since the start."""
+    """Lines that the newcomer printed until its update arrived. Their times are seconds since its start."""
 
     @property
     def silence(self) -> tuple[float, str]:
-        """The longest silence after its first line, and the line that it followed."""
+        """Longest silence after its first line, in seconds, and the line before that silence."""
         ends = [*(line.at for line in self.lines[1:]), self.seconds]
         return max((end - line.at, line.text) for line, end in zip(self.lines, ends, strict=True))
 
 
 def shown_link(organiser: Process) -> str:
-    """Wait for the line with the link of a node."""
+    """Wait until the organiser prints its link. Return the link."""
     give_up = time.monotonic() + PATIENCE
     while time.monotonic() < give_up:
         organiser.check()
@@ -120,7 +124,7 @@ def shown_link(organiser: Process) -> str:
 
 
 def origins(folder: Path) -> dict[str, int]:
-    """Return how many updates of each origin a node has; none before it answers."""
+    """Return the number of updates of each origin that a node has; empty while the node does not answer."""
     try:
         feeds = asyncio.run(Client(Layout(folder).control_socket).every_feed())
     except UserError:
@@ -129,7 +133,7 @@ def origins(folder: Path) -> dict[str, int]:
 
 
 def join(home: Path, name: str, link: str, organiser: Path, before: Sequence[str]) -> Joined:
-    """Have a newcomer join, and measure until the organiser has an update of an origin that it had not."""
+    """Start a newcomer, and measure until the organiser has an update of a new origin."""
     had = set(origins(organiser))
     newcomer = Process(home, "join", link, "--data-dir", home / name, before=before)
     try:
@@ -146,11 +150,11 @@ def join(home: Path, name: str, link: str, organiser: Path, before: Sequence[str
 
 
 def make_files(folder: Path, megabytes: int) -> None:
-    """Write a base model of this size, and rows, into a new folder."""
+    """Write a base model of `megabytes` MB, and rows, to a new folder."""
     shutil.copytree(EMBEDDED / "tiny", folder / "model")
     (folder / "model" / "vocab.bpe").write_bytes(
         os.urandom(megabytes * 10**6)
-    )  # its tokenizer reads no such file
+    )  # the model's tokenizer does not read this file
     for split, count in (("train", 2000), ("test", 500)):
         rows = rows_of(f"builtin:reviews:{split}", count)
         (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -158,8 +162,8 @@ def make_files(folder: Path, megabytes: int) -> None:
 
 @contextmanager
 def run(case: str, home: Path, megabytes: int) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
-    """Start a run that is organised here; yield its link, the organiser's folder, and the words with which
-    newcomers' commands begin."""
+    """Start a node that organises a run. Yield its link, its folder, and the words to put before newcomers'
+    commands."""
     options: tuple[object, ...] = ("--task", "reviews", "--set", f"training.update_budget={BUDGET}")
     before: tuple[str, ...] = ()
     if case == "peers":
@@ -175,7 +179,7 @@ def run(case: str, home: Path, megabytes: int) -> Iterator[tuple[str, Path, tupl
     organiser = Process(home, "join", "--run", home / "run.toml", "--organise", "--data-dir", folder)
     try:
         link = shown_link(organiser)
-        while not origins(folder):  # it trains, as one does whom a volunteer finds
+        while not origins(folder):  # until it trains, as the nodes that volunteers find do
             organiser.check()
             time.sleep(LOOK)
         yield link, folder, before
@@ -184,7 +188,7 @@ def run(case: str, home: Path, megabytes: int) -> Iterator[tuple[str, Path, tupl
 
 
 def busy_cores(seconds: float = 2.0) -> float:
-    """Return how many cores are busy now, before anything of ours runs."""
+    """Return how many cores other programs use, before this program starts any process."""
     return float(psutil.cpu_percent(seconds)) / 100 * (psutil.cpu_count() or 1)
 
 

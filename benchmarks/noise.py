@@ -1,10 +1,10 @@
-"""Measures what local noise costs in accuracy, and what it is worth as (epsilon, delta).
+"""Measures the cost of local noise in accuracy, and the privacy that it gives as (epsilon, delta).
 
     python -m benchmarks.noise --noise 0.5 [--clip 1] [--updates 2000] [--seeds 0 1 2]
         [--nodes 4] [--rows 512]
 
-The built-in task in one process, every update with noise. Epsilon is that of one of so many nodes, which
-make the updates together, each on as many rows of its own. Results: docs/benchmarks.md.
+Trains the built-in task in one process, with noise in every update. Epsilon is that of one node, if `--nodes`
+nodes share the updates and each has `--rows` rows of its own. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations

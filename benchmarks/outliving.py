@@ -1,16 +1,21 @@
-"""A run that outlives its organiser: five real nodes, the real times, until updates count again.
+"""A run that outlives its organiser: five real nodes, in real time, until updates count again.
 
     python -m benchmarks.outliving [--scene NAME ...] [--cpu PERCENT]
 
-Each node has a process of its own; three or five of them stand in (SPEC O21 to O23). In scenes of `KILLED`
-the organiser kills itself with -9 in the middle of a decision, and its folder is removed: `held` is when more
-than half hold the decision and nobody knows that, `told` when the first do; `search` is while it measures for
-a seal. Its keys come back from a backup, and the run completes. In those of `PARTED` all are in network
-namespaces (as root), where one side does not hear the others for a while, or the organiser is stopped.
+Each node has its own process. Three or five of the nodes are stand-ins (SPEC O21 to O23).
 
-Prints for each scene the seconds from the fault until another one organises and until more updates count, how
-many sides decided meanwhile, and the seconds from healing, or from the organiser's return, until all have all
-decisions. Raises AssertionError where one is gone that any node has kept, or digests stay different.
+In the scenes of `KILLED` the organiser kills itself with SIGKILL in the middle of a decision, and its folder
+is removed. In `held` scenes, more than half of the stand-ins then hold the decision, but no node knows that.
+In `told` scenes, the first nodes know it. In `search`, the organiser dies while it measures for a seal. Later
+it gets its keys from a backup, and the run is completed.
+
+In the scenes of `PARTED` each node has a network namespace (needs root). For CUT seconds one side does not
+hear the others, or the organiser is stopped.
+
+Prints for each scene the seconds from the fault until another node organises and until more updates count,
+the number of sides that decided meanwhile, and the seconds from the end of the fault, or from the organiser's
+return, until all nodes have all decisions. Raises AssertionError if a node loses a decision, or if digests
+remain different.
 """
 
 from __future__ import annotations
@@ -42,22 +47,22 @@ from tests.processes.helpers import LOOPBACK, Node, nodes, sfnode
 T = TypeVar("T")
 
 NAMES = "abcde"
-"""The nodes. The first one organises to begin with."""
+"""Names of the nodes. The first node organises at the beginning."""
 
 PATIENCE = 300.0
-"""Seconds after which something that should happen counts as failed."""
+"""Timeout, in seconds, for each expected event."""
 
 LOOK = 0.5
-"""Seconds between two looks at all nodes: the figures are no finer."""
+"""Seconds between two checks of all nodes, and so the resolution of the measured times."""
 
 CUT = 150.0
-"""Seconds for which some do not hear others, or the organiser is stopped."""
+"""Duration of a fault in a scene of `PARTED`, in seconds."""
 
 UNDER_WAY = 2.0
-"""Seconds after a cut in which what was under way may still arrive."""
+"""Seconds after the start of a fault in which messages sent before it may still arrive."""
 
 REST = 3_000
-"""Updates that are still to count once everybody is back."""
+"""Number of updates that must still count, once all faults are over, until the run is complete."""
 
 KILLED = {
     "close held": (Close, False),
@@ -66,23 +71,26 @@ KILLED = {
     "seal told": (Seal, True),
     "search": (None, False),
 }
-"""The decision in whose middle the organiser dies, and whether the first nodes know of it."""
+"""Type of the decision during which the organiser dies (None: it measures), and whether the first nodes know
+the decision then; keyed by scene."""
 
 PARTED = {
     "three": (3, {"alone": "a bcde", "1 : 1 : 1": "ad be c", "2 : 3": "ad bce", "stopped": "a bcde"}),
     "five": (5, {"2 : 3": "ab cde", "3 : 2": "ade bc"}),
 }
-"""How many stand in, and the sides of each scene. Node a organises then; who stands in comes first."""
+"""Number of stand-ins, and the sides of each scene. In these sides, "a" means the node that organises at that
+time. The next letters mean the other stand-ins."""
 
 ARMED = "armed"
-"""The file in whose presence the organiser dies."""
+"""Name of a file. The organiser kills itself only once this file exists."""
 
 BUDGET = "training.update_budget=1000000"
 OPTIONS = (BUDGET, "task.loss=plain", "init.measure=no", "organised.quota=100000")
 
 
 def die(scene: str, words: list[str]) -> None:
-    """Be a node that kills itself in the middle of what the scene says, once ARMED is there."""
+    """Run `sfnode` with `words` as a node that kills itself at the point that `scene` names, once ARMED
+    exists."""
     from sfnode.cli.main import main
     from sfnode.node.organising import Organising
     from sfprotocol.elections import Elections
@@ -106,7 +114,7 @@ def die(scene: str, words: list[str]) -> None:
 
     def hears(self: Elections, *statement: Any) -> list[Any]:
         if decided:
-            end()  # the round before, which made it a decision, was carried out
+            end()  # the messages of the round that made the decision have been sent
         return hear(self, *statement)
 
     async def evaluates(self: Organising, asked: Any) -> None:
@@ -121,17 +129,17 @@ def die(scene: str, words: list[str]) -> None:
 
 
 class Swarm:
-    """Nodes of one run, and all that any of them has kept of the control feed."""
+    """Nodes of one run, and all decisions that any of them has stored."""
 
     def __init__(self, home: Path, make: Callable[..., Node], places: dict[str, Place], cpu: int) -> None:
         self.home, self.places, self._make = home, places, make
         self.nodes: dict[str, Node] = {}
         self.kept: dict[str, list[Entry]] = {}
-        """The decisions of a node when it was last looked at."""
+        """Decisions of each node at its last check, keyed by name."""
         self._trains = ("--set", "node.samples=0", "--limit", f"cpu={cpu}")
 
     def start(self, name: str, *words: object, inside: Sequence[str] = ()) -> None:
-        """Start a node, in its place if there are places."""
+        """Start a node, in its namespace if nodes have namespaces."""
         place = self.places.get(name)
         listens = ("--host-maddrs", "/ip4/0.0.0.0/tcp/4001") if place else LOOPBACK
         way = (*(place.inside if place else ()), *inside)
@@ -139,23 +147,23 @@ class Swarm:
         self.nodes[name] = self._make(name, *said, inside=way).start()
 
     def does(self, name: str, *words: object) -> str:
-        """Run a command of sfnode at a node; return what it prints."""
+        """Run a command of sfnode for a node. Return its output."""
         ended = sfnode(self.home, *words, "--data-dir", self.home / name)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
     def look(self) -> None:
-        """Look at what all nodes have kept. Raises AssertionError when a decision is gone."""
+        """Read the decisions that all nodes have stored. Raises AssertionError if a node has lost one."""
         for name, node in self.nodes.items():
             if name not in self.kept and not node.organised():
-                continue  # it only begins
+                continue  # the node is starting
             with UpdateLog.open(Layout(node.folder).log, read_only=True) as log:
                 found, before = log.control(), self.kept.get(name, [])
             assert found[: len(before)] == before, f"{name} has lost decisions"
             self.kept[name] = found
 
     def until(self, what: str, condition: Callable[[], T], patience: float = PATIENCE) -> T:
-        """Look until `condition` is true; return what it says."""
+        """Check all nodes until the result of `condition` is true. Return this result."""
         give_up = time.monotonic() + patience
         while not (result := condition()):
             assert time.monotonic() < give_up, f"waited {patience:g} s in vain: {what}; {self.known()}"
@@ -164,11 +172,12 @@ class Swarm:
         return result
 
     def known(self, names: Sequence[str] = NAMES) -> list[OrganiserStatus]:
-        """Return how the run is organised, as those of these nodes know it that answer."""
+        """Return how the run is organised according to each of these nodes, except those that do not
+        answer."""
         return [status for name in names if (status := self.nodes[name].organised())]
 
     def organiser(self) -> str:
-        """Return who organises, once one does."""
+        """Wait until a node organises. Return its name."""
 
         def organises() -> str:
             return "".join(n for n in self.nodes if any(s.organiser == "organising" for s in self.known(n)))
@@ -176,7 +185,7 @@ class Swarm:
         return self.until("one organises", organises)[0]
 
     def member(self, name: str) -> int:
-        """Return the number of a node's member."""
+        """Wait until a node is a member. Return its member number."""
 
         def number(status: Status) -> int | None:
             return status.organised.member if status.organised else None
@@ -186,23 +195,26 @@ class Swarm:
         return found
 
     def counts(self, names: Sequence[str], counted: int, since: float) -> float:
-        """Return the seconds since then until more than so many updates count at one of these."""
+        """Return the seconds from `since` until more than `counted` updates count, according to one of these
+        nodes."""
         self.until("updates count", lambda: any(s.counted > counted for s in self.known(names)))
         return time.monotonic() - since
 
     def goes_on(self, names: Sequence[str], term: int, since: float) -> tuple[float, float]:
-        """Return the seconds until these know of a later term, and until more counts than then."""
+        """Return the seconds from `since` until one of these nodes knows a later term than `term`, and until
+        more updates count than at that time."""
         later = self.until("another organises", lambda: [s for s in self.known(names) if s.term > term])
         organised = time.monotonic() - since
         return organised, self.counts(names, max(status.counted for status in later), since)
 
     def catches_up(self) -> None:
-        """Wait until all have the decisions that any has now."""
+        """Wait until all nodes have the longest list of decisions that any node has now."""
         longest = max(self.kept.values(), key=len)
         self.until("all have them", lambda: all(self.kept[n][: len(longest)] == longest for n in NAMES))
 
     def is_one(self) -> bool:
-        """Return whether all have the same digest and the same decisions: all that any has ever kept."""
+        """Return whether all nodes have the same digest and the same decisions, among them all that any node
+        ever stored."""
         self.look()
         found = {status and status.digest for status in (self.nodes[name].status() for name in NAMES)}
         every = self.kept["a"]
@@ -210,7 +222,7 @@ class Swarm:
         return same and all(every[: len(kept)] == kept for kept in self.kept.values())
 
     def becomes_one(self) -> None:
-        """Have nobody train until all have the same."""
+        """Pause all nodes until `is_one`."""
         for name in NAMES:
             self.does(name, "pause")
         self.until("all are one", self.is_one)
@@ -218,7 +230,8 @@ class Swarm:
             self.does(name, "resume")
 
     def complete(self) -> None:
-        """Have the organiser of now complete the run soon, and wait for that."""
+        """Make the present organiser complete the run after REST more updates, and wait until it is
+        complete."""
         organiser = self.organiser()
         budget = self.known(organiser)[0].counted + REST
         self.does(organiser, "organise", "budget", budget)
@@ -226,7 +239,7 @@ class Swarm:
         self.until("all are one", self.is_one)
 
     def name_stand_ins(self, count: int) -> None:
-        """Have so many of them stand in, the organiser among them."""
+        """Appoint `count` stand-ins, the organiser included."""
         organiser = self.organiser()
         others = [name for name in NAMES if name != organiser][: count - 1]
         numbers = {self.member(name) for name in others}
@@ -248,7 +261,8 @@ class Swarm:
 
 @contextmanager
 def swarm(cpu: int, *, apart: bool = False, dying: Sequence[str] = ()) -> Iterator[Swarm]:
-    """Yield five nodes of a new run, each in a namespace if they are `apart`; `dying` runs the organiser."""
+    """Yield five nodes of a new run, each in a namespace if `apart`. `dying` is the command that starts the
+    organiser."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         internet = stack.enter_context(world()) if apart else None
@@ -266,13 +280,14 @@ def swarm(cpu: int, *, apart: bool = False, dying: Sequence[str] = ()) -> Iterat
 
 
 def row(scene: str, *figures: float | None) -> None:
-    """Print a row of the table; None: nobody else organised."""
+    """Print a row of the table. A figure is None if no other node organised."""
     told = ("-" if one is None else f"{one:.0f}" for one in figures)
     print(f"| {' | '.join((scene, *told))} |", flush=True)
 
 
 def killed(scene: str, cpu: int) -> None:
-    """Kill the organiser in the middle of a decision, remove its home, and have its keys come back."""
+    """Run a scene in which the organiser is killed during a decision, loses its folder and keys, and returns
+    with keys from a backup."""
     dying = (sys.executable, "-m", "benchmarks.outliving", "--die", scene)
     with swarm(cpu, dying=dying) as made:
         made.name_stand_ins(3)
@@ -302,7 +317,8 @@ def killed(scene: str, cpu: int) -> None:
 def troubled(
     made: Swarm, scene: str, sides: Sequence[str], begin: Callable[[], None], end: Callable[[], None]
 ) -> None:
-    """Go through a fault that lasts, and parts these sides, and through its healing."""
+    """Run a scene in which a fault separates these sides: start it with `begin`, end it with `end`, and print
+    the row."""
     known, numbers = made.known()[0], {made.member(name): name for name in NAMES}
     organiser, standing = made.organiser(), {numbers[one.member] for one in known.stand_ins}
     most = "".join(side for side in sides if 2 * len(standing & {*side}) > len(standing))
@@ -332,7 +348,7 @@ def troubled(
 
 
 def hear(made: Swarm, sides: Sequence[str]) -> None:
-    """Have everybody hear those on the same side only."""
+    """Let every node receive packets only from nodes on its own side."""
     for side in sides:
         deaf = [made.places[name].address for name in NAMES if name not in side]
         for name in side:
@@ -340,7 +356,7 @@ def hear(made: Swarm, sides: Sequence[str]) -> None:
 
 
 def parted(standing: str, cpu: int) -> None:
-    """Part one swarm in one way after the other."""
+    """Run the scenes of `PARTED[standing]`, one after the other, with one swarm."""
     with swarm(cpu, apart=True) as made:
         made.name_stand_ins(PARTED[standing][0])
         for scene, sides in PARTED[standing][1].items():

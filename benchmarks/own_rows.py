@@ -1,11 +1,12 @@
-"""Measures what local noise costs a run by gradients: four nodes, each with rows of its own.
+"""Measures the cost of local noise in a first-order run: four nodes, each with its own rows.
 
     python -m benchmarks.own_rows [--task sst2] [--epsilon 4] [--noisy 4] [--rows 1024] [--runs 1]
 
-The model is that of scripts/real_model.py. `sfnode init` makes a run of 1,280 public rows, with no number
-given. Of four node processes the last `--noisy` set noise.epsilon (with --epsilon 0 none does). Prints what
-each node says of its privacy, and accuracy and loss of the first one's model on 800 held-out rows. States are
-kept in a cache of its own, or in $XDG_CACHE_HOME. Tasks are those of ../shared. Results: docs/benchmarks.md.
+The model is that of scripts/real_model.py, and the tasks are those of ../shared. `sfnode init` makes a run
+from 1,280 public rows, with default hyperparameters. Of the four node processes, the last `--noisy` set
+noise.epsilon; with `--epsilon 0` no node does. Prints what each node reports about its privacy, and the
+accuracy and the loss of the first node's model on 800 held-out rows. States are cached in a temporary folder,
+or in $XDG_CACHE_HOME. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from sfnode.swarm import LocalSwarm, NodeProcess
 from sfnode.tasks.prompts import Row
 
 NODES, PUBLIC = 4, 1024
-"""Nodes, and public rows beside those that validate."""
+"""Number of nodes, and number of public rows besides those for validation."""
 
 SETTLED = 12.0
-"""Seconds after which a node has looked at its updates once more (`privacy.LOOK_INTERVAL`)."""
+"""Seconds after which a node has checked its updates again (`privacy.LOOK_INTERVAL`)."""
 
 
 class Swarm(LocalSwarm):
-    """A swarm of nodes with rows of their own."""
+    """A swarm whose nodes have their own rows."""
 
     def __init__(self, *args: Any, own: Sequence[Path], noisy: Sequence[str], quiet: int, **options: Any):
-        """`own`: a file for each node; `noisy` are options of all but the first `quiet` nodes."""
+        """`own` has a file of rows for each node. `noisy` has the options of all nodes but the first
+        `quiet`."""
         super().__init__(*args, split_data=False, evaluate=False, **options)
         self._own, self._noisy, self._quiet = own, noisy, quiet
 
@@ -53,7 +55,7 @@ def written(file: Path, rows: Sequence[Row]) -> Path:
 
 
 def made(name: str, given: argparse.Namespace, folder: Path) -> list[Path]:
-    """Have a run made of public rows, and write each node's own; return their files."""
+    """Make a run from public rows, and write the rows of each node. Return the files of these rows."""
     of = real.subject(given.task, NODES * given.rows + PUBLIC, 800, folder)
     private = NODES * given.rows
     public = written(folder / "train.tsv", of.train[private:])
@@ -65,7 +67,7 @@ def made(name: str, given: argparse.Namespace, folder: Path) -> list[Path]:
 
 
 async def trained(given: argparse.Namespace, folder: Path, own: Sequence[Path]) -> None:
-    """Have the nodes train to the end, and print what each has told."""
+    """Train to the end of the run, and print what each node reports about its privacy."""
     noisy = ("--set", f"noise.epsilon={given.epsilon}") if given.epsilon else ()
     places: dict[str, Any] = {"folder": folder / "swarm", "beside": folder, "model": given.model}
     run = Manifest.from_toml(folder / "run.toml")

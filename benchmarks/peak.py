@@ -2,9 +2,9 @@
 
     python -m benchmarks.peak [--model FOLDER] [--updates 2000]
 
-Makes runs of texts of benchmarks.topics, one that trains a head and one that trains the model's matrices, and
-takes each through init, a swarm of one node, eval, use and export. Prints the peak of each command: the
-resident memory of all its processes, looked at every LOOK seconds. Exits with 1 where one is above LIMIT.
+Makes two runs on texts of benchmarks.topics: one trains a head, the other the model's matrices. For each run
+it runs init, a swarm of one node, eval, use and export. Prints the peak of each command: the resident memory
+of all its processes, measured every LOOK seconds. Exit status 1 if a peak exceeds LIMIT.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks import real, topics
 from scripts import real_model
 
 LIMIT = 3.0
-"""GiB: a machine with 8, half of which a browser has, keeps one for the system."""
+"""Maximum peak in GiB: on a machine with 8 GiB, it leaves 4 to a browser and 1 to the system."""
 
 LOOK = 0.05
 
@@ -33,7 +33,7 @@ GIB = 2**30
 
 
 def peak(*words: Any) -> float:
-    """Run a command of sfnode; return the GiB that its processes had at most. Exits where it fails."""
+    """Run a command of sfnode. Return the peak memory of its processes in GiB. Exits if the command fails."""
     most = 0
     started = psutil.Popen([sys.executable, "-m", "sfnode", *map(str, words)], stdout=subprocess.DEVNULL)
     while started.poll() is None:
@@ -45,7 +45,8 @@ def peak(*words: Any) -> float:
 
 
 def resident(process: psutil.Process) -> int:
-    """Return the resident bytes of a process and its descendants. Pages that they share count once each."""
+    """Return the resident bytes of a process and its descendants. Pages that they share count once for each
+    process."""
     found = 0
     with suppress(psutil.NoSuchProcess):
         for one in (process, *process.children(recursive=True)):
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def commands(folder: Path, given: argparse.Namespace, options: tuple[str, ...]) -> dict[str, float]:
-    """Return the peak of each command, on a run with these options."""
+    """Return the peak memory of each command in GiB, keyed by command, for a run with these options."""
     folder.mkdir()
     topics.write(folder)
     run, node, model = folder / "run.toml", folder / "swarm" / "node-1", ("--model", given.model)

@@ -1,14 +1,19 @@
-"""Measures what a node's scalars tell about the rows of its shard: a membership test.
+"""Measures what a node's scalars reveal about the rows of its shard: a membership test.
 
     python -m benchmarks.privacy [--model mini] [--loss centred] [--rows 16] [--updates 1024] [--seed 0]
         [--noise 0.5 --clip 1]
 
-Half of the candidate rows are in the shard. The attacker knows the run and all updates, so it can measure
-each candidate's own slope along every direction, and finds by a regression what share each of them has in
-what the node has said. *Blind* it knows no mini-batches; *knowing draws* it knows how many rows the shard
-has, so that the seeds tell it which of them, by number, are in which mini-batch (SPEC R8): a regression for
-each number, and each candidate takes the number that fits it best. The area under the ROC curve, with the
-standard deviation of a bootstrap over candidates. Results: docs/benchmarks.md.
+Half of the candidate rows are in the shard. The attacker knows the run and all updates. So it can measure
+each candidate's own slope along every direction. A regression of the node's scalars on these slopes gives
+each candidate's share.
+
+- *Blind*: the attacker does not know the mini-batches.
+- *Knowing draws*: the attacker also knows the number of rows in the shard. So the seeds tell it which row
+  numbers are in which mini-batch (SPEC R8), though not which row has which number. There is a regression for
+  each number, and a candidate's score is its largest share.
+
+Prints the area under the ROC curve, with its standard deviation over bootstrap samples of candidates.
+Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -31,13 +36,13 @@ from tests.engine.helpers import SHARED
 
 QUERIES = 8
 CANDIDATES = 64
-"""Rows that are tested, half of them of the shard."""
+"""Number of candidate rows. Half of them are in the shard."""
 
 Floats = NDArray[np.float64]
 
 
 def run_of(model: str, loss: str) -> Manifest:
-    """The built-in run, or SST-2 on opt-mini-sst."""
+    """Return the built-in run, or SST-2 on opt-mini-sst."""
     if model == "built-in":
         return build({"loss": loss})
     data = SHARED / "data" / "sst2"
@@ -47,13 +52,13 @@ def run_of(model: str, loss: str) -> Manifest:
 
 
 def said(run: Trainer, seeds: list[int]) -> Floats:
-    """What the node says, (T,)."""
+    """Return the scalars that the node sends for these seeds, (T,)."""
     parts = (seeds[n : n + QUERIES] for n in range(0, len(seeds), QUERIES))
     return np.array([scalar for part in parts for scalar in run.step(part, 0).scalars], np.float64)
 
 
 def slopes(run: Trainer, rows: list[dataset.Row], seeds: list[int]) -> Floats:
-    """Each row's own slope along each direction, (T, rows)."""
+    """Return the slope of each row alone along the direction of each seed, (T, rows)."""
     batch: Any = encode(run.manifest.task, run.loaded.tokenizer, rows)
     both = estimator.points([batch])
     epsilon = run.manifest.training.epsilon
@@ -69,13 +74,13 @@ def slopes(run: Trainer, rows: list[dataset.Row], seeds: list[int]) -> Floats:
 
 
 def area(scores: Floats, member: NDArray[np.bool_]) -> float:
-    """The chance that a member has a higher score than another row."""
+    """Return the probability that a member has a higher score than another row."""
     ahead = scores[member][:, None] - scores[~member][None, :]
     return float((ahead > 0).mean() + (ahead == 0).mean() / 2)
 
 
 def spread(scores: Floats, member: NDArray[np.bool_], rng: np.random.Generator) -> float:
-    """The standard deviation of the area over bootstrap samples of candidates."""
+    """Return the standard deviation of the area over bootstrap samples of candidates."""
     inside, outside = np.flatnonzero(member), np.flatnonzero(~member)
     areas = []
     for _ in range(400):
@@ -85,8 +90,8 @@ def spread(scores: Floats, member: NDArray[np.bool_], rng: np.random.Generator) 
 
 
 def shares(scalars: Floats, own: Floats, size: int) -> Floats:
-    """The share that each candidate has in what was said, (rows,): the posterior mean of a linear model in
-    which a member has about 1 / size, and the other rows of a mini-batch are noise."""
+    """Return the share of each candidate in the scalars, (rows,): the posterior mean of a linear model. In
+    its prior, the share of a member is about 1 / `size`. The other rows of a mini-batch are noise."""
     noise = scalars.var()
     precision = own.T @ own / noise + np.eye(own.shape[1]) * size**2
     found: Floats = np.linalg.solve(precision, own.T @ scalars / noise)
@@ -94,12 +99,13 @@ def shares(scalars: Floats, own: Floats, size: int) -> Floats:
 
 
 def blind(scalars: Floats, own: Floats, size: int) -> Floats:
-    """The score of each candidate, (rows,)."""
+    """Return the score of each candidate, (rows,), for an attacker that does not know the mini-batches."""
     return shares(scalars, own, size)
 
 
 def knowing_draws(scalars: Floats, own: Floats, drawn: NDArray[np.int64], size: int) -> Floats:
-    """The same of who knows which row is in which mini-batch: `drawn` (T, batch) are their numbers."""
+    """Return the score of each candidate, (rows,), for an attacker that knows the row numbers in each
+    mini-batch: `drawn` (T, batch)."""
     best = np.full(own.shape[1], -np.inf)
     for number in range(size):
         times = (drawn == number).sum(1)

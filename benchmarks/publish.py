@@ -1,10 +1,11 @@
-"""What a page about a long run costs: seconds, by what takes them, and bytes (check 5 of issue 16).
+"""Costs of a page about a long run: CPU seconds, in total and of each part, and bytes (check 5 of issue 16).
 
     python -m benchmarks.publish [--origins 300] [--updates 1000000] [--epochs 250] [--folder FOLDER]
 
-Makes the folder of a node of such a run, with real signatures, names and worths, and publishes it twice in a
-process: as `sfnode publish page` does, and as `--every` does from then on. CPU seconds; other programs use
-the machine. Exit status 1 if a page takes more than LONGEST or has more than LARGEST bytes.
+Makes the folder of a node of such a run, with real signatures, names and worths. Publishes it twice in one
+process: first as `sfnode publish page` does, then as `--every` does after its first page. Only CPU seconds
+are measured, because other programs use the machine. Exit status 1 if a page takes more than LONGEST seconds
+or has more than LARGEST bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PARTS = {
     "facts.py": ("_seal", "that, and its core digest"),
     "page.py": ("run_page", "drawing the page"),
 }
-"""Functions by file, and what they do."""
+"""Functions whose share of the time is printed, and what they do, keyed by file."""
 
 
 def main() -> int:
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def publish(folder: Path, page: Path) -> int:
-    """Publish twice; print the costs."""
+    """Publish twice and print the costs. Return the exit status."""
     site, worst = PublishedFolder(page, folder), 0.0
     for time_of in ("first", "again"):
         profile, began = cProfile.Profile(), time.process_time()
@@ -76,7 +77,7 @@ def publish(folder: Path, page: Path) -> int:
 
 
 def _print_parts(stats: pstats.Stats) -> None:
-    """Print the shares of the parts, by a profile of one more publication."""
+    """Print the share of each part in the time of one more publication, which was profiled."""
     whole = stats.total_tt  # type: ignore[attr-defined]
     for (file, _, name), (_, _, _, inside, _) in stats.stats.items():  # type: ignore[attr-defined]
         wanted, what = PARTS.get(Path(file).name, ("", ""))

@@ -1,12 +1,15 @@
-"""How many updates a second count in a local swarm whose steps cost next to nothing: what the system allows.
+"""Updates per second that count in a local swarm whose steps cost almost nothing: the limit of the system.
 
     python benchmarks/rate.py [--nodes COUNT] [--seconds S] [--group M] [--epoch UPDATES] [--no-validation]
 
-Real node processes on this machine train a model of a few hundred parameters, organised, as `sfnode swarm`
-does. What is measured begins with the first seals: updates that count, of all nodes together; CPU seconds of
-each node and its network daemon; bytes of segments for each update on a link; everything that all nodes send,
-and the decisions among it, for each update that a node receives; and what closes and seals take.
-Exit status 1 when a target is missed.
+Real node processes on this machine train a model of a few hundred parameters in an organised run, as with
+`sfnode swarm`. Measures, after the first WARM seals,
+
+- the updates that count, of all nodes together, - the CPU seconds of each node with its network daemon, - the
+  size of segments divided by the number of updates in them, - all bytes that all nodes send, and the bytes of
+  decisions, per update, - the time from closes to seals.
+
+Exit status 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -37,26 +40,27 @@ from sfprotocol.weighing import once
 from tests.node.training.test_model import ROWS, make_model
 
 LEAST_RATE = 1000.0
-"""Updates a second that count."""
+"""Minimum number of updates per second that count."""
 
 MOST_BYTES = 6.0
-"""Bytes of segments for each update on a link."""
+"""Maximum size of segments divided by the number of updates in them, in bytes."""
 
 MOST_CONTROL = 0.1
-"""Bytes of decisions for each byte of segments."""
+"""Maximum bytes of decisions per byte of segments."""
 
 MOST_USELESS = 0.01
-"""Share of scalars that are zero or clipped."""
+"""Maximum share of scalars that are zero or clipped."""
 
 WARM = 3
-"""Seals after which the measurement begins: joining, admissions and the first trees are over."""
+"""Number of seals before the measurement. After them, nodes have joined and been admitted, and the first
+trees exist."""
 
 LOOK = 0.1
-"""Seconds between two looks at what is closed and sealed."""
+"""Seconds between two checks of which epochs are closed and sealed."""
 
 
 def manifest(folder: Path, group: int, epoch: int, *, validates: bool) -> Manifest:
-    """Return a run of the smallest model, long enough to never end here."""
+    """Return a run of the smallest model, which is too long to end during the measurement."""
     make_model(folder)
     rows = folder / "rows.tsv"
     rows.write_text("\n".join([ROWS[0], *ROWS[1:] * 64]) + "\n")
@@ -72,7 +76,7 @@ def manifest(folder: Path, group: int, epoch: int, *, validates: bool) -> Manife
 
 @dataclass
 class Looks:
-    """Times at which closes and seals were seen."""
+    """Times at which closes and seals were first observed."""
 
     closed: dict[int, float] = field(default_factory=dict)
     sealed: dict[int, float] = field(default_factory=dict)
@@ -85,7 +89,7 @@ class Looks:
             self.sealed[epoch] = now
 
     def waits(self, since: float) -> list[float]:
-        """Return the seconds from close to seal of epochs sealed `since`."""
+        """Return the seconds from close to seal of each epoch that was sealed after `since`."""
         return [at - self.closed[epoch] for epoch, at in self.sealed.items() if at >= since]
 
 
@@ -109,7 +113,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def moment(swarm: LocalSwarm) -> Moment:
-    """Look at everything."""
+    """Read the status of all nodes, their CPU times and the decisions."""
     organised = await swarm.nodes[0].client.organising()
     statuses = tuple([await node.client.status() for node in swarm.nodes])
     with UpdateLog.open(Layout(swarm.nodes[0].folder).log, read_only=True) as log:
@@ -120,7 +124,7 @@ async def moment(swarm: LocalSwarm) -> Moment:
 
 
 async def measure(swarm: LocalSwarm, seconds: float) -> tuple[Moment, Moment, Looks]:
-    """Return the swarm when it is warm and so many seconds later, and the closes and seals until then."""
+    """Return the swarm after WARM seals and `seconds` later, and the closes and seals until then."""
     looks, first = Looks(), None
     while first is None or time.monotonic() - first.at < seconds:
         try:
@@ -145,7 +149,7 @@ def useless(swarm: LocalSwarm) -> float:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """Print the figures; return the number of targets that are missed."""
+    """Print the figures. Return the number of missed targets."""
     missed = 0
 
     def line(what: str, figure: float, unit: str, least: float = 0.0, most: float = float("inf")) -> None:

@@ -1,16 +1,22 @@
-"""Measures a run on a real model beside what a user would pick instead.
+"""Measures a run on a real model beside the methods that a user could take instead.
 
     python -m benchmarks.real [--task agnews] [--runs 3] [--lora-passes 4]
 
-The model is that of scripts/real_model.py. One table for each task: accuracy and loss on 800 held-out
-rows, and the example-forwards that it took to get there (a backward pass counts as two), of the model as it
-is and calibrated, LoRA with AdamW at as many forwards as there are training rows, with --lora-passes LoRA at
-its best, and swarms of four nodes with a quarter of the rows each after 0, 16, 64 and 128 updates and at
-their end: of a head, as `sfnode init` proposes it, beside the linear probe, and of the body with answers in
-words. Beside both stands what needs no model. `init` is given no number. States are kept in the bench's own
-cache.
-The tasks are AG News and SST-2 of ../shared, or where that is missing the topics that benchmarks/topics.py
-writes. Results: docs/benchmarks.md.
+The model is that of scripts/real_model.py. Prints a table for each task, with the accuracy and the loss on
+800 held-out rows, and the example-forwards used (a backward pass counts as two):
+
+- the untrained model, with and without calibration,
+- LoRA with AdamW, with as many example-forwards as there are training rows,
+- with --lora-passes, the best LoRA of that many passes,
+- swarms of four nodes that train a head, as `sfnode init` proposes, after 0, 16, 64 and 128 updates and at
+  the end, and the linear probe; each node has a quarter of the rows,
+- the same with swarms that train the body, with answers in words,
+- for each swarm, the methods that need no model.
+
+`init` gets no hyperparameters. States are cached in a folder of this benchmark.
+
+The tasks are AG News and SST-2 of ../shared. Without ../shared, the task is that of benchmarks/topics.py.
+Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -46,11 +52,11 @@ from sfnode.tasks.public_files import typed
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 MOMENTS = (16, 64, 128)
-"""Updates after which a run is measured, besides its beginning and its end."""
+"""Numbers of updates after which a run is measured, besides its start and its end."""
 
 
 WITHHELD = 256
-"""Training rows that `init` sets aside for validation."""
+"""Number of training rows that `init` reserves for validation."""
 
 
 class Figure(NamedTuple):
@@ -60,7 +66,7 @@ class Figure(NamedTuple):
     accuracy: float
     loss: float
     forwards: int | None
-    """Example-forwards up to there, without those of the measuring; None where they are not known."""
+    """Example-forwards until then, without evaluations; None if unknown."""
 
 
 class Subject(NamedTuple):
@@ -69,13 +75,13 @@ class Subject(NamedTuple):
     words: Task
     """The task as answers in words."""
     texts: Task
-    """The same for a classification head."""
+    """The task for a classification head."""
     train: list[dataset.Row]
     test: list[dataset.Row]
 
 
 def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
-    """Read the rows of a task; those of `topics` are written to the folder first."""
+    """Read the rows of a task. The rows of `topics` are first written to `folder`."""
     if name == topics.NAME:
         found, where = topics.PRESET, topics.write(folder)
     else:
@@ -85,7 +91,7 @@ def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
         train=str(where / "train.tsv"),
         test=str(where / "test.tsv"),
         train_limit=rows + WITHHELD,
-        train_min_words=4 if name == "sst2" else 0,  # it has phrases, too
+        train_min_words=4 if name == "sst2" else 0,  # SST-2 has phrases, too
         test_limit=held_out,
     )
     texts = presets.task_of(found._replace(task=words), headed=True, asking=True)
@@ -95,7 +101,8 @@ def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:
 
 
 def untrained(model: Path, of: Subject) -> Iterator[Figure]:
-    """Measure the model's answers in words: as they are, and less its prior over unlabelled training rows."""
+    """Measure the model's answers in words, first as they are, then calibrated: less the model's prior over
+    unlabelled training rows."""
     manifest = Manifest(model=loader.describe(str(model), ""), task=of.words, data=Data())
     loaded = loader.load(manifest, override=None, device=torch.device("cpu"))
 
@@ -120,7 +127,7 @@ def of_probabilities(
 
 
 def low_rank(model: Path, train: Texts, test: Texts, passes: int, given: argparse.Namespace) -> Figure:
-    """Train adapters for so many passes; with 0 for as many example-forwards as the probe's."""
+    """Train adapters for `passes` passes; 0: for as many example-forwards as the linear probe takes."""
     forwards, looks = (passes * lora.FORWARDS * len(train), 2 * passes) if passes else (len(train), 1)
     found = lora.best(model, train, test, forwards=forwards, looks=looks, rates=given.rates, seed=given.seed)
     name = f"LoRA, AdamW, {'at its best' if passes else 'the same forwards'}"
@@ -128,7 +135,7 @@ def low_rank(model: Path, train: Texts, test: Texts, passes: int, given: argpars
 
 
 def in_words(task: Task) -> tuple[str, ...]:
-    """Return the options with which a run learns answers in words, in place of a head."""
+    """Return the options with which a run trains answers in words instead of a head."""
     words = ",".join(f"{label}={word}" for label, word in task.verbalizer.items())
     pairs = ("kind=classification", f"template={task.template}", f"verbalizer={words}")
     return tuple(part for pair in pairs for part in ("--set", f"task.{pair}"))
@@ -137,8 +144,8 @@ def in_words(task: Task) -> tuple[str, ...]:
 def of_run(
     name: str, of: Subject, model: Path, folder: Path, options: tuple[str, ...] = ()
 ) -> Iterator[Figure]:
-    """Have a run made with no number given, let four nodes train, each on its own quarter of the rows, and
-    measure the first one's model; then what else there is of the rows of all."""
+    """Make a run with default hyperparameters and train it with four nodes, each on its own quarter of the
+    rows. Measure the first node's model, then the methods that use all rows in one place."""
     folder.mkdir()
     for file, rows in (("train.tsv", of.train), ("test.tsv", of.test)):
         lines = (f"{row['sentence']}\t{row['label']}\n" for row in rows)
@@ -173,7 +180,7 @@ def of_run(
 
 
 def sfnode(*arguments: Any) -> str:
-    """Run a command and return what it prints; end with what it says if it fails."""
+    """Run a command of sfnode and return its output. Exits if the command fails."""
     ended = subprocess.run([sys.executable, "-m", "sfnode", *map(str, arguments)], stdout=subprocess.PIPE)
     if ended.returncode:
         sys.exit(ended.returncode)
@@ -195,7 +202,7 @@ def figures(name: str, given: argparse.Namespace, scratch: Path) -> Iterator[Fig
 
 
 def timed(found: Iterator[Figure]) -> Iterator[tuple[Figure, float]]:
-    """Yield each figure with the CPU seconds that it took, those of other processes included."""
+    """Yield each figure with the CPU seconds that it took, child processes included."""
     began = sum(os.times()[:4])
     for one in found:
         yield one, sum(os.times()[:4]) - began

@@ -1,22 +1,22 @@
-"""What a user could do with the base model in place of a reward run, at one greedy answer a prompt.
+"""Alternatives to a reward run that a user has with the base model, measured on one greedy answer per prompt.
 
     python -m benchmarks.rewards [--task extract] [--prompts 192] [--rates 3e-4 1e-3] [--only base]
 
 The model is that of scripts/real_model.py. Prints a line of JSON for each of
 
-    base       the model as it is, and the best of 4 answers that are drawn
+    base       the model as it is, and the best of 4 drawn answers
     few-shot   with 8 more training rows and their right answers in the prompt
     right      LoRA on the right answers to some training prompts, which a reward run never sees
-    own        LoRA on those of the answers drawn to them, 4 each, that were right (rejection sampling)
+    own        LoRA on the right ones among 4 answers drawn per training prompt (rejection sampling)
     supervised a run of three nodes on the right answers of `right`
     random     a reward run of three nodes whose rewards follow from a hash of the answer
-    form       one in which every answer of the right form is rewarded, whatever it says
+    form       a reward run in which every answer of the right form is rewarded, whatever it says
 
 with the share of right answers to the test prompts, its interval, the mean reward, the share of answers of
-the right form, the answers that were drawn to train, and the seconds. LoRA as in benchmarks.lora: rank 8 on
-the query and value projections, AdamW, mini-batches of 8, the best look of three passes, by the loss on every
-eighth row. Runs are as `sfnode init` proposes them.
-`sfnode swarm` prints the same figures of a run. Results: docs/benchmarks.md.
+the right form, the number of answers drawn for training, and the seconds. LoRA is trained as in
+benchmarks.lora: rank 8 on the query and value projections, AdamW, mini-batches of 8. Of three passes, the
+model with the least loss on every eighth row is taken. Runs are those that `sfnode init` proposes. `sfnode
+swarm` prints the same figures for a run. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from sfprotocol.seeds import derive_key, stream
 
 SHOTS, PASSES = 8, 3
 TARGET = "json"
-"""The column with the right answer."""
+"""Column with the right answer."""
 
 RANDOM = "benchmarks.random_reward:reward"
 WORDS = {"type": "string", "minLength": 1}
@@ -100,7 +100,8 @@ class Subject:
         self.objective = Rewards(manifest, self.loaded, self.train)
 
     def measured(self, *, drawn: bool = False) -> dict[str, Any]:
-        """Return the figures of the likeliest answers to the test prompts, and of the best of those drawn."""
+        """Return the figures of the likeliest answers to the test prompts. With `drawn`, add the share of
+        prompts for which the best of several drawn answers is right."""
         questions = self.objective.questions(self.test)
         asked = [AnswerRequest(one.prompt) for one in questions]
         answers = generate(self.loaded, asked, self.objective._likeliest) or []
@@ -119,12 +120,12 @@ class Subject:
         return figures
 
     def questions(self, prompts: int) -> list[Question]:
-        """Return some training prompts, which follow from their number."""
+        """Return the first `prompts` training prompts in a fixed random order."""
         order = np.argsort(stream(derive_key(b"reward controls"), 0, len(self.train)))
         return self.objective.questions([self.train[place] for place in order[:prompts]])
 
     def right(self, prompts: int) -> list[WrittenAnswer]:
-        """Return training prompts with their right answers, which the task's stop ends."""
+        """Return training prompts with their right answers. Each answer ends with the task's stop text."""
         end = self.objective._task.stop[0]
         texts = [one.row[TARGET] + end for one in self.questions(prompts)]
         answers = self.loaded.tokenizer(texts, add_special_tokens=False).input_ids
@@ -134,7 +135,7 @@ class Subject:
         ]
 
     def own(self, prompts: int) -> list[WrittenAnswer]:
-        """Return those of the answers drawn to training prompts that are right, each once."""
+        """Draw answers to training prompts, and return the right ones, without duplicates."""
         found: dict[tuple[Any, ...], WrittenAnswer] = {}
         questions = self.questions(prompts)
         for number in range(0, prompts, BATCH):
@@ -148,7 +149,7 @@ class Subject:
 
 
 def few_shot(preset: presets.Preset) -> str:
-    """Return the task's prompt with more examples."""
+    """Return the task's prompt with SHOTS training rows as further examples."""
     rows = dataset.training_rows(preset.data, preset.task)[:SHOTS]
     before, after = preset.task.template.split("{text}")
     shown = "".join(f"{row['text']}\n{row[TARGET]}\n\n" for row in rows)
@@ -156,7 +157,8 @@ def few_shot(preset: presets.Preset) -> str:
 
 
 def low_rank(folder: Path, written: Sequence[WrittenAnswer], rates: Sequence[float], into: Path) -> None:
-    """Train adapters on these answers, and write the model with the best of them in its weights."""
+    """Train adapters on these answers. Merge the best adapters into the weights, and write the model to
+    `into`."""
     validating = [one for number, one in enumerate(written) if number % 8 == 7]
     training = [one for number, one in enumerate(written) if number % 8 != 7]
     found: tuple[float, Any] | None = None
@@ -210,12 +212,12 @@ def _losses(
 def _loss(model: Any, batch: Encoded) -> Any:
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
     chosen = logits[batch.sequences, batch.columns].log_softmax(-1)
-    plain = replace(batch, weights=None)  # the mean of the tokens' losses
+    plain = replace(batch, weights=None)  # gives the mean of the tokens' losses
     return plain.losses(chosen.gather(1, batch.targets[:, None]).flatten()).mean()
 
 
 def run(name: str, subject: Subject, given: argparse.Namespace, folder: Path) -> Path:
-    """Have a run made and three nodes train; return the folder of the exported model."""
+    """Make the run `name` and train it with three nodes. Return the folder of the exported model."""
     made, swarm, model = folder / "run.toml", folder / "swarm", folder / "model"
     options: dict[str, Any] = {
         "name": name,

@@ -1,9 +1,9 @@
-"""Whether training ever waits for the weights: every step of a run across epochs, with others' updates.
+"""Whether training ever waits for the weights: times of all steps over several epochs, with others' updates.
 
     python benchmarks/stall.py [--model shape:opt-125m] [--dtype float32]
 
-An epoch has a few more steps than the model has matrices, so that every matrix is set anew in each. Exit
-status 1 when a step took longer than three usual ones, that is, when training stood still for more than two.
+An epoch has a few more steps than the model has matrices, so that every matrix is rebuilt in each epoch. Exit
+status 1 if a step took longer than LIMIT median steps: training then stood still for more than two steps.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LIMIT = 3.0
 EPOCHS = 3
 
 OTHERS = 32
-"""Updates of others that come with each step."""
+"""Number of updates of others that arrive with each step."""
 
 SPARE = 4
-"""Steps of an epoch beyond those that set a matrix anew."""
+"""Number of steps of an epoch beyond those that rebuild a matrix."""
 
 
 def step(trainer: Trainer, number: int, epoch: int) -> float:
-    """Seconds of one step, with everything that is due before it."""
+    """Return the seconds of one step, with the application of others' updates before it."""
     start = time.perf_counter()
     incoming = update_seeds(number + 2, 0, OTHERS)
     trainer.apply(UpdateBatch(np.full(OTHERS, epoch), incoming, np.arange(OTHERS) * 7919 % 601 - 300))
@@ -50,7 +50,7 @@ def main(model: str, dtype: str) -> None:
         matrices = len(trainer.loaded.sites)
         steps = matrices + SPARE
         with measure.undisturbed():
-            trainer.step([0], 0)  # which warms up
+            trainer.step([0], 0)  # warm-up
             taken = [step(trainer, number, number // steps) for number in range(steps * EPOCHS)]
     median, longest = statistics.median(taken), max(taken)
     print(f"{model}, {dtype}, {torch.get_num_threads()} threads, {len(taken)} steps")

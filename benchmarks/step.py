@@ -1,12 +1,11 @@
-"""What a step costs beside two plain forward passes and beside MeZO's, and whether that is little enough.
+"""Cost of a step relative to two plain forward passes and to MeZO's step, compared with limits.
 
     python -m benchmarks.step [--model mini] [--model shape:opt-125m] [--batch 4] [--repetitions 15]
 
-The measuring is that of `sfnode lab bench --compare mezo`, with its tables, on three models: `mini`,
-../shared's opt-mini-sst with SST-2 sentences, and the shapes of OPT-125M and of a Llama of that size with
-sentences of 32 random tokens; `--model real` is that of scripts/real_model.py. OMP_NUM_THREADS sets how many
-threads there are. Exit status 1 when something takes more than the limits below, which are those that the
-engine was built to.
+Measures and prints tables as `sfnode lab bench --compare mezo` does, on three models: `mini` (opt-mini-sst of
+../shared with SST-2 sentences), and the shapes of OPT-125M and of a Llama of that size, with sentences of 32
+random tokens. `--model real` is the model of scripts/real_model.py. OMP_NUM_THREADS sets the number of
+threads. Exit status 1 if a cost exceeds its limit below. The engine was built to keep these limits.
 """
 
 from __future__ import annotations
@@ -28,23 +27,25 @@ SMALL_OPT = "shape:opt-125m"
 MODELS = (MINI, SMALL_OPT, "shape:llama-160m")
 
 STEP_LIMITS = {1: 1.00, 4: 1.00, 16: 1.05}
-"""At most so many times two forward passes, by batch."""
+"""Maximum ratio of the time of a step to that of two forward passes, keyed by batch size."""
 
 MEZO_LIMITS = {4: 9.0, 16: 2.8}
-"""MeZO's step on all parameters of OPT-125M's shape takes at least so many times ours, by batch."""
+"""Minimum ratio of the time of MeZO's step, on all parameters of OPT-125M's shape, to that of ours; keyed by
+batch size."""
 
 MEMORY_LIMIT = 1.10
-"""At most so many times the memory of inference with the batch doubled."""
+"""Maximum ratio of the memory of a step to that of inference with twice as many rows."""
 
 USUAL_BATCH = Training().batch_size
 
 INCOMING_LIMITS = {1024: 0.03}
-"""At most this share of a step of the usual batch goes into so many updates of others. Not for `mini`, a toy:
-its steps are so short that the core's work, the same for any step, is more of them."""
+"""Maximum share of the time, with steps of the usual batch size, that others' updates take; keyed by the
+number of updates per step. It does not apply to `mini`, whose steps are so short that the core's work, which
+is the same for all models, is a larger share."""
 
 
 def misses(result: BenchResult) -> Iterator[str]:
-    """What is over its limit."""
+    """Yield a line for each figure that misses its limit."""
     for batch in result.batches:
         yield from _batch_misses(result.model, batch)
     for incoming in result.incoming if result.model.startswith("shape:") else []:

@@ -1,7 +1,7 @@
-"""The models of benchmarks by name.
+"""Models of the benchmarks, by name.
 
-`mini` is opt-mini-sst of ../shared with SST-2's sentences, `real` the model of scripts/real_model.py with
-random ones; any other name is one for `sfnode lab bench --model`.
+`mini` is opt-mini-sst of ../shared with SST-2's sentences. `real` is the model of scripts/real_model.py with
+random sentences. Any other name has its meaning in `sfnode lab bench --model`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SST2 = Task(
 
 
 def wanted(name: str, *, device: str = "cpu", dtype: str = loader.AUTO, shared: Path = SHARED) -> SubjectSpec:
-    """Return the subject of that name; the real model is written if it is not there."""
+    """Return the subject called `name`. The real model is written if it does not exist yet."""
     if name == REAL:
         real_model.write(real_model.FOLDER)
     if name != MINI:

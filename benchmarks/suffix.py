@@ -1,10 +1,10 @@
-"""What is saved where only the last blocks of a model are trained, and each text passes those below once.
+"""Time saved by kept states if only the last blocks are trained: a text passes the lower blocks once.
 
     OMP_NUM_THREADS=1 python -m benchmarks.suffix [--blocks 4] [--rows 64] [--turns 3] [--model FOLDER]
 
-One update is measured on a mini-batch of AG News in ../shared, answered in words: at first, when no text's
-states are there; again, from states in memory; and with nothing kept, as the model was computed before.
-CPU seconds of the process, the least of all turns; the model is that of scripts/real_model.py.
+Measures an update from a mini-batch of AG News in ../shared, with answers in words, three times: when no
+states are kept yet, with states in memory, and without ever keeping states. Prints CPU seconds of the
+process, for the last two the minimum over all turns. The model is that of scripts/real_model.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED = update_seeds(1, 0, 1).tolist()
 
 
 def last_blocks(model: Path, blocks: int, rows: int) -> Trainer:
-    """A run that trains all matrices of so many of the model's last blocks."""
+    """Return the trainer of a run that trains all matrices of the model's last `blocks` blocks."""
     of = real.subject("agnews", 1024, 1, model)
     described = loader.describe(str(model), "")
     numbers = [int(found[1]) for name in described.targets if (found := re.search(r"\.(\d+)\.", name))]
@@ -46,7 +46,7 @@ def last_blocks(model: Path, blocks: int, rows: int) -> Trainer:
     loaded = loader.load(manifest, override=None, device=torch.device("cpu"))
     if loaded.kept is None:
         raise SystemExit("nothing is kept of this model")
-    loaded.kept.folder = None  # in memory alone: whatever has been computed on this machine before
+    loaded.kept.folder = None  # keep states only in memory, so that no earlier ones are used
     return Trainer(manifest, loaded, of.train)
 
 

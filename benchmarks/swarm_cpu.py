@@ -1,17 +1,18 @@
-"""CPU of a swarm beside the forwards that it is about: where else the seconds of its nodes go.
+"""CPU time of a swarm relative to the forward passes of its updates: what all other work of its nodes costs.
 
     python benchmarks/swarm_cpu.py run.toml [--nodes 2] [--model FOLDER]
 
-The nodes of a local swarm train a run of `sfnode init`, no head, with one thread each. Prints, and exits with
-1 when it is above LIMIT,
+The nodes of a local swarm train a run of `sfnode init` (without a head) with one thread each. Prints the
+ratio
 
-    CPU seconds of all nodes / (updates made x plain forwards of their mini-batch),
+    CPU seconds of all nodes / (updates made x passes x plain forwards of their mini-batch),
 
-two for a pair, three for a gradient, as a backward pass counts as two,
+where passes are two for a two-point estimate, and three for a gradient, because a backward pass counts as
+two. Exit status 1 if the ratio exceeds LIMIT.
 
-from each node's first step to its last one, so without start-up and final evaluation. Plain forwards are
-timed within the run, every SAMPLED steps, on the mini-batch of that step and by the thread that has just
-measured it; what they take is taken off. Seconds are those of CPUs, so other programs matter little.
+The time is from each node's first step to its last one, without start-up and final evaluation. Plain forwards
+are timed within the run: after every SAMPLED steps, on the mini-batch of that step, by the thread that made
+the step. Their time is subtracted. Only CPU seconds count, so other programs matter little.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import click
 LIMIT = 1.2
 
 SAMPLED = 8
-"""Steps between two that are followed by plain forwards."""
+"""Number of steps from one that is followed by plain forwards to the next."""
 
 PARTS = (
     "step",
@@ -43,16 +44,17 @@ PARTS = (
     "apply",
     "cores",
 )
-"""Calls of the engine that are told apart; the rest of its thread is questions that bring cores to a seal."""
+"""Calls of the engine whose time is measured separately. The rest of the engine's thread answers questions
+that bring cores to a seal."""
 
 COSTS = "cpu.json"
 
 NODE = "node"
-"""First argument of a process that is a node."""
+"""First argument of this program when it runs as a node."""
 
 
 class Meter:
-    """The CPU seconds of one node, by what its engine was asked for."""
+    """CPU seconds of one node, split by the calls of its engine."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -62,7 +64,7 @@ class Meter:
         self._steps = self._sampled = 0
 
     def watch(self, owner: type[Any], name: str) -> None:
-        """Count what a method takes, but for those within others that are counted."""
+        """Measure the time of a method, unless another measured method calls it."""
         method = getattr(owner, name)
 
         def counted(this: Any, *args: Any, **options: Any) -> Any:
@@ -82,7 +84,7 @@ class Meter:
         from sfnode.engine import forward
 
         self._steps += len(seeds)
-        if not self._begun:  # the first step is not measured: it warms up
+        if not self._begun:  # the first step is a warm-up
             self._spent.clear()
             self._steps, self._begun = 0, time.process_time()
         elif self._steps % SAMPLED == 0:
@@ -103,7 +105,7 @@ class Meter:
 
 
 def _threads() -> dict[str, float]:
-    """Return the CPU seconds of this process's threads by name, since they began."""
+    """Return the CPU seconds of this process's threads since their start, keyed by thread name."""
     tick, found = os.sysconf("SC_CLK_TCK"), defaultdict[str, float](float)
     names = {thread.native_id: thread.name.split("_")[0] for thread in threading.enumerate()}
     for stat in Path("/proc/self/task").glob("*/stat"):
@@ -114,7 +116,7 @@ def _threads() -> dict[str, float]:
 
 
 def be_a_node(arguments: list[str]) -> None:
-    """Run `sfnode` with these arguments, measured."""
+    """Run `sfnode` with these arguments, and measure it."""
     from sfnode.cli.main import main as sfnode
     from sfnode.engine.trainer import ReplicatedTrainer
 
@@ -166,7 +168,8 @@ def main(run: Path, nodes: int, model: Path | None) -> None:
 
 
 def report(told: list[dict[str, Any]], needed: float) -> float:
-    """Print where the seconds went, as shares of what the forwards of updates need; return their sum."""
+    """Print the CPU seconds of each part, also as multiples of `needed`, the seconds of the updates'
+    forwards. Return the total as such a multiple."""
     every = sum(one["all"] for one in told)
     print(f"{needed:.0f} s are the plain forwards of {sum(one['steps'] for one in told)} updates;")
     parts = Counter[str]()

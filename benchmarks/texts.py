@@ -1,4 +1,4 @@
-"""Rows as batches for a plain model of transformers, and the states that it has at their ends."""
+"""Rows as batches for an unpatched model of transformers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sfnode.tasks.encoding import encode
 from sfnode.tasks.prompts import Row
 
 TOKENS = 512
-"""Tokens of a batch, padding included."""
+"""Maximum number of tokens of a batch, padding included."""
 
 
 class Texts:
-    """The texts of some rows, as a classification head reads them."""
+    """Texts of some rows, in the form that a classification head reads."""
 
     def __init__(self, task: Task, tokenizer: Any, rows: Sequence[Row]) -> None:
         self.classes = len(task.verbalizer)
@@ -37,13 +37,13 @@ class Texts:
         return Texts(self._task, self._tokenizer, rows)
 
     def batch(self, chosen: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Return what a model is given of these rows, padded on the right."""
+        """Return the model's inputs for these rows, padded on the right."""
         encoded = encode(self._task, self._tokenizer, [self._rows[index] for index in chosen])
         return {"input_ids": encoded.input_ids, "attention_mask": encoded.attention_mask}
 
     def map(self, function: Callable[[dict[str, Tensor]], Tensor]) -> NDArray[Any]:
-        """Return what a function says of every row, (n, ...), in the order of the rows; batches hold texts of
-        similar length."""
+        """Return the result of `function` for every row, (n, ...), in the order of the rows. `function` gets
+        batches of texts of similar length."""
         order = np.argsort(self._lengths, kind="stable")
         found, start = [], 0
         while start < len(order):

@@ -1,10 +1,10 @@
-"""Short news on four topics, written by integer randomness: data for a real model without ../shared.
+"""Short news on four topics, composed at random with integers: data for a real model without ../shared.
 
     python -m benchmarks.topics FOLDER    writes train.tsv and test.tsv
 
-Training and test rows share verbs and phrases, which fit all topics, but neither who does something nor what:
-counting words tells nothing, and knowing what words mean tells the topic. Half of the texts mention another
-story, of another topic, which is not the one that they are about.
+Training and test rows share verbs and phrases, which fit all topics. They do not share the names of who does
+something and of what it is about. So word counts do not predict the topic, but the meaning of the words does.
+Half of the texts also mention another story on another topic, which is not the text's topic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "topics"
 Split = Literal["train", "test"]
 
 ROWS: dict[Split, int] = {"train": 2048, "test": 1000}
-"""Number of rows of each split, as many of each topic."""
+"""Number of rows of each split, equal for all topics."""
 
 PRESET = Preset(
     Task(
@@ -40,7 +40,7 @@ PRESET = Preset(
 
 
 class _Topic(NamedTuple):
-    """Who does something, and what it is about: every third entry is of the test rows alone."""
+    """Words for who does something, and for what it is about. Every third word is only in test rows."""
 
     who: Sequence[str]
     what: Sequence[str]
@@ -110,7 +110,7 @@ TWO = ("{main}. Also on this page: {other}.", "In other news, {other}. The main 
 
 
 def rows(split: Split) -> list[tuple[str, int]]:
-    """Return texts and topics of a split; no text occurs twice."""
+    """Return the texts of a split with their topics. No text occurs twice."""
     found: dict[str, int] = {}
     left = [ROWS[split] // len(TOPICS)] * len(TOPICS)
     topics = _topics(split)
@@ -144,7 +144,7 @@ def _topics(split: Split) -> Iterator[tuple[str, int]]:
 
 
 def _clause(split: Split, topic: int, draws: Sequence[int]) -> str:
-    """Write what happened, from four random numbers."""
+    """Write a clause about a topic, with words chosen by four random integers."""
     who, what = (_of(split, words, draw) for words, draw in zip(TOPICS[topic], draws, strict=False))
     return f"{who} {VERBS[draws[2] % len(VERBS)]} {what} {WHEN[draws[3] % len(WHEN)]}"
 

@@ -1,9 +1,9 @@
-"""Measures the longest time that a verifier takes for a hostile answer of 4,096 characters, by kind.
+"""Measures, for each kind of verifier, the longest time that a hostile answer of 4,096 characters takes.
 
     python -m benchmarks.verifiers [--answers COUNT]
 
-Answers are known traps, and COUNT others that random fragments make up, repeated and mixed. Verifiers are the
-costliest ones that can be read. The time is processor time, the least of five for the slowest answer.
+Answers are known traps, and COUNT answers of random fragments, repeated and mixed. Verifiers are the
+costliest ones that can be read. Prints the CPU time of the slowest answer: the least of five measurements.
 Results: docs/benchmarks.md.
 """
 
@@ -24,7 +24,7 @@ from sfnode.verifiers.specs import MAX_MARKER, Verifier, read
 
 
 class Subject(NamedTuple):
-    """A costly verifier, and the language of its hostile answers."""
+    """A costly verifier, and the fragments of its hostile answers."""
 
     spec: dict[str, Any]
     row: dict[str, str]
@@ -63,7 +63,7 @@ PYTHON = (
 
 
 def subjects() -> dict[str, Subject]:
-    """Return what is measured, by name."""
+    """Return the verifiers to measure, keyed by name."""
     row = {"right": "7", "json": '{"a": 1}', "nums": "999999999 " * 32, "target": "1"}
     digits = ("1", "9" * 64, "1,111", ",111", ".", "/", "1/1", "e9", "-", "1e999", " ", "a", "1.1.1")
     signs = ("[", "]", "{", "}", '"', "\\", " ", ",", "[1],", '"a":', '"b":')
@@ -97,7 +97,8 @@ def subjects() -> dict[str, Subject]:
 
 
 def answers(subject: Subject, count: int, rng: random.Random) -> Iterator[str]:
-    """Yield hostile answers: every fragment repeated, an array of values as JSON, then mixtures."""
+    """Yield hostile answers: every fragment repeated, JSON arrays of values, then random mixtures of
+    fragments."""
     for fragment in subject.fragments:
         for end in ("", ")", ":", "\n", '"', "1"):
             yield _filled(fragment)[: MAX_ANSWER - len(end)] + end
@@ -125,7 +126,7 @@ def _sum(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def seconds(verifier: Verifier, answer: str, row: dict[str, str]) -> float:
-    """Return the processor time of one score."""
+    """Return the CPU seconds of scoring one answer."""
     start = time.thread_time()
     score(verifier, answer, row)
     return time.thread_time() - start

@@ -1,10 +1,10 @@
-"""A step of virtual clients against the forwards that it consists of.
+"""A step of virtual clients, compared with the forward passes that it consists of.
 
     python benchmarks/virtual_clients.py [CLIENTS [MODEL [TASK [TRAIN [TEST]]]]]
 
-The reference scores the same sequences at both points without any perturbation, in one batch that is cut into
-passes as always. Both are measured in turns, in one run; the ratio of medians is printed for clients whose
-models are equal, and for clients that have updates which the others lack. One core.
+The reference scores the same sequences at both points, but without perturbation, in one batch that is cut
+into passes as usual. Step and reference take turns in one process. Prints the ratio of their median times,
+for clients with equal models, and for clients of which each has updates that others lack. Uses one core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPEATS = 3
 
 
 def reference(run: SeedFlood) -> float:
-    """Seconds of the forwards of every client's next step."""
+    """Return the seconds of the forward passes of every client's next step."""
     keys = [client.machine.frontier.state(client.own).key for client in run.clients]
     made = [(key, engine.made, engine.shard) for key, engine in zip(keys, run.engine.clients, strict=True)]
     batches = [shard.mini_batch(int(update_seeds(key, first, 1)[0])) for key, first, shard in made]
@@ -44,7 +44,7 @@ def reference(run: SeedFlood) -> float:
 
 
 def step(run: SeedFlood, number: int) -> float:
-    """Seconds of a local step, with tokenising and all, and of the round after it."""
+    """Return the seconds of a local step, tokenising included, and of the round after it."""
     start = time.perf_counter()
     run.step(number)
     run.communicate(number)

@@ -1,6 +1,6 @@
-"""N clients, each with its own vector: everything that all baselines share.
+"""N clients, each with its own vector: the part that all baselines share.
 
-A method defines a client's local step and the messages of a round. This module knows neither.
+A method adds a client's local step and the messages of a round.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from sfnode.schema.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class Setup:
-    """Problem, network and numbers of one run of one method."""
+    """Problem, network and hyperparameters of one run of one method."""
 
     problem: VectorProblem
     clients: int
     edges: Callable[[int], Sequence[tuple[int, int]]]
-    """Function that returns the undirected links of communication round n. A client without links is away: it
-    neither trains nor communicates in that round. A single client always trains."""
+    """Function from the number of a communication round to its undirected links. A client without links is
+    absent: it neither trains nor communicates in that round. A single client always trains."""
     seed: int
     """Seed of all random choices of the method."""
     learning_rate: float
     epsilon: float = 1e-3
-    """Distance of each point of a zeroth-order estimate from the client's vector, as a multiple of a standard
-    normal vector (as in MeZO)."""
+    """Scale of the standard normal perturbation in a zeroth-order estimate (as in MeZO)."""
     local_steps: int = 5
     """Number of local steps between two rounds of communication."""
     options: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that only this method has (`registry`)."""
+    """Hyperparameters that only this method has (`registry`)."""
 
     def round(self, step: int) -> int:
         """Return the round of communication that local step `step` belongs to."""
         return step // self.local_steps
 
     def links(self, number: int) -> list[tuple[int, int]]:
-        """Return the links of round `number`, each once, the lower client first, in order."""
+        """Return the links of round `number`, sorted, each once and with the lower client first."""
         return sorted({(min(link), max(link)) for link in self.edges(number) if link[0] != link[1]})
 
     def present(self, number: int) -> list[int]:
@@ -82,7 +81,8 @@ class EdgeTraffic:
 class VectorProblem(Protocol):
     """Problem that a baseline minimises: a function of a vector of `size` float32 entries.
 
-    Methods know nothing else of models and data. `ModelProblem` makes a language model such a function.
+    Methods use models and data only through this interface. `ModelProblem` implements it with a language
+    model.
     """
 
     size: int
@@ -95,7 +95,7 @@ class VectorProblem(Protocol):
         ...
 
     def loss(self, x: Tensor, client: int, step: int) -> float:
-        """Return the mean loss of the mini-batch that a client draws from its shard in this step."""
+        """Return the mean loss at `x` of the mini-batch that a client draws from its shard in step `step`."""
         ...
 
     def gradient(self, x: Tensor, client: int, step: int) -> tuple[float, Tensor]:
@@ -104,12 +104,12 @@ class VectorProblem(Protocol):
         ...
 
     def evaluate(self, x: Tensor, which: str) -> Evaluation:
-        """Measure the model of this vector on the `validation` or the `test` rows."""
+        """Measure the model with the weights `x` on the rows `which`: `validation` or `test`."""
         ...
 
 
 FORWARDS_PER_GRADIENT = 3
-"""Cost of a gradient, in example-forwards. A backward pass costs about twice its forward pass."""
+"""Cost of a gradient in example-forwards: 1 for the forward pass, and about 2 for the backward pass."""
 
 
 class Clients:
@@ -125,18 +125,18 @@ class Clients:
         self.problem = setup.problem
         self.traffic = EdgeTraffic()
         self.example_forwards = 0
-        """Work so far. A forward pass of one example counts 1, and its backward pass 2. Evaluations do not
-        count."""
+        """Example-forwards so far: 1 for the forward pass of an example, and 2 for its backward pass.
+        Evaluations do not count."""
         start = self.problem.start()
         self.x = start.repeat(setup.clients, 1)
         """Vectors of all clients, (N, P) float32."""
         self.z = torch.empty(0, device=start.device)
-        """(P,) direction of the last two-point estimate; empty before the first."""
+        """(P,) direction of the last two-point estimate; empty before the first estimate."""
         self._point = self.z
 
     def step(self, number: int) -> float:
-        """Take local step `number` of every client that is present. Return their mean loss, NaN without
-        any."""
+        """Take local step `number` of every client that is present. Return the clients' mean loss; NaN if no
+        client is present."""
         present = self.setup.present(self.setup.round(number))
         losses = [self.local_step(client, number) for client in present]
         return math.fsum(losses) / len(losses) if losses else math.nan
@@ -158,7 +158,7 @@ class Clients:
         return self.problem.evaluate(vectors.mean(self.x), which)
 
     def updates(self) -> Mapping[str, int]:
-        """Return an empty mapping. Only in SeedFlood the numbers of made and of counted updates differ."""
+        """Return an empty mapping: only SeedFlood distinguishes made and counted updates."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
@@ -198,7 +198,8 @@ class Clients:
         """Return (L+ - L-) / (2 eps) along the direction of `seed`, and the mean loss. Leave the direction in
         `z`.
 
-        Both points are computed from the client's vector, which stays unchanged, so that nothing drifts.
+        Both points are computed from the client's vector, which stays unchanged, so no rounding errors
+        accumulate.
         """
         if not len(self.z):
             self.z, self._point = torch.empty_like(self.x[0]), torch.empty_like(self.x[0])

@@ -21,7 +21,7 @@ class Dsgd(Clients):
         self._local = local
 
     def local_step(self, client: int, number: int) -> float:
-        """Take one client's local step, by default of SGD."""
+        """Take one client's local step with the function given at construction: by default a step of SGD."""
         return self._local(self, client, number)
 
     def communicate(self, number: int) -> None:
@@ -40,12 +40,13 @@ class Dsgd(Clients):
 class ChocoSgd(Dsgd):
     """ChocoSGD (Koloskova, Stich, Jaggi 2019, Algorithm 2): gossip with compressed differences and top-k.
 
-    Every client keeps a public copy x_hat of its own vector and of each neighbour's. In a round client i
-    sends q_i, the largest entries of x_i - x_hat_i, and all who keep x_hat_i add q_i to it. Then x_i += gamma
-    * sum_j w_ij (x_hat_j - x_hat_i). Entries that were not sent stay in the difference: error feedback.
+    Every client keeps a public copy x_hat of its own vector and of each neighbour's vector. In a round client
+    i sends q_i, the largest entries of x_i - x_hat_i, and every client with a copy of x_hat_i adds q_i to it.
+    Then x_i += gamma * sum_j w_ij (x_hat_j - x_hat_i). Entries that were not sent stay in the difference:
+    error feedback.
 
-    Public copies start as the base model, which everybody has, instead of 0. All copies of one vector are
-    equal, so one is stored. A new neighbour is assumed to have the copies already.
+    Public copies start as the base model, which every client has, instead of 0. All copies of one vector are
+    equal, so only one is stored. A new neighbour is assumed to have the copies already.
 
     Options: `keep`, the share of entries sent; `gamma`, the consensus step.
     """
@@ -58,7 +59,7 @@ class ChocoSgd(Dsgd):
         """x_hat, (N, P)."""
 
     def communicate(self, number: int) -> None:
-        """Update the public copies by compressed differences, and step towards the neighbours' copies."""
+        """Add the compressed differences to the public copies, and step towards the neighbours' copies."""
         round_number = self.setup.round(number)
         links = self.setup.links(round_number)
         for client in self.setup.present(round_number):

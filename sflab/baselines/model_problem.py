@@ -1,8 +1,8 @@
 """A language model as a function of one vector (`clients.VectorProblem`).
 
 The model's parameters become views of the given vector, so nothing is copied. Gradients are accumulated into
-one vector. Both are valid until the next call. The loss is the task's, on mini-batches that are drawn from a
-client's shard by counters.
+one vector. Parameters and gradient are valid until the next call. The loss is the task's. Counters determine
+which rows of a client's shard form a mini-batch.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ModelProblem:
 
     `held_out` has rows under the keys `validation` and `test`. `rank` is the rank of the adapters of `lora`,
     which stay in the model. `public` has the rows with which a model is calibrated if the task's loss is
-    centred. Nothing else may use the model's parameters while this object is in use: they are those of the
-    last vector.
+    centred. Nothing else may use the model's parameters while this object is in use: their values are those
+    of the last vector.
 
     Raises UserError DEVICE if the trained weights are not float32, and MODEL_UNSUPPORTED if `lora` finds no
     query and value projections.
@@ -140,7 +140,8 @@ class ModelProblem:
         return [piece.view(part.shape) for piece, part in zip(pieces, self.parts, strict=True)]
 
     def _mini_batch(self, client: int, step: int) -> Encoded:
-        """Return a client's mini-batch of a step. The last one is cached for the second point."""
+        """Return a client's mini-batch of a step. The last mini-batch is cached, because a two-point estimate
+        uses it twice."""
         if self._latest is None or self._latest[0] != (client, step):
             key = vectors.key(b"batch", self._seed, client, step)
             self._latest = (client, step), self._shards[client].mini_batch(key)
@@ -165,7 +166,7 @@ def _targets(loaded: LoadedModel) -> dict[str, nn.Parameter]:
 
 
 def _adapters(loaded: LoadedModel, rank: int, seed: int) -> dict[str, nn.Parameter]:
-    """Add an adapter to every query and value projection, and return their factors, keyed by name."""
+    """Add an adapter to every query and value projection. Return the adapters' factors, keyed by name."""
     found: dict[str, nn.Parameter] = {}
     for target in _query_and_value(loaded):
         down = nn.Parameter(_down(target.name, rank, target.in_features, seed).to(loaded.device))
@@ -189,7 +190,8 @@ def _query_and_value(loaded: LoadedModel) -> list[Any]:
 
 
 def _down(name: str, rank: int, in_features: int, seed: int) -> Tensor:
-    """Draw A (r, in) from integers, uniform within 1 / sqrt(in) as in PEFT."""
+    """Draw the factor A (r, in) from random integers. Its entries are uniform within +-1 / sqrt(in), as in
+    PEFT."""
     drawn = stream(vectors.key(b"adapter " + name.encode(), seed), 0, rank * in_features) >> np.uint64(40)
     uniform = torch.from_numpy(drawn.astype(np.float32)) / 2**23 - 1  # exact, from -1 to 1
     return uniform.view(rank, in_features) / math.sqrt(in_features)

@@ -1,7 +1,7 @@
 """The methods of the SeedFlood paper's comparison, keyed by name, each with its constructor and its usual
-numbers.
+hyperparameters.
 
-docs/experiments.md has their papers, and the messages that each sends.
+docs/experiments.md names the paper of each method and the messages that the method sends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Baseline:
     problem: Literal["full", "lora"] = "full"
     first_order: bool = True
     options: Mapping[str, float] = field(default_factory=dict)
-    """Usual values of the numbers that only this method has."""
+    """Usual values of the hyperparameters that only this method has."""
 
 
 FIRST_ORDER: Rates = (3e-3, 1e-2, 3e-2)
@@ -37,7 +37,7 @@ ZEROTH_ORDER: Rates = (3e-5, 1e-4, 3e-4)
 LORA: Rates = (3e-2, 1e-1, 3e-1)
 ZEROTH_ORDER_LORA: Rates = (3e-4, 1e-3, 3e-3)
 """Grids of learning rates for the kinds of methods, found in short runs of 4 clients on SST-2 with
-opt-mini-sst (docs/experiments.md). In each, ten times the middle rate does harm."""
+opt-mini-sst (docs/experiments.md). In each grid, ten times the middle rate does harm."""
 
 _CHOCO_OPTIONS = {"keep": 0.01, "gamma": 0.03}
 """Share of entries that are sent (1 %, as in the SeedFlood paper), and a measured consensus step. On a ring

@@ -10,7 +10,7 @@ from torch import Tensor
 from sfprotocol.seeds import derive_key
 
 BLOCK = 1 << 16
-"""Entries of each vector that are mixed at a time. For 128 clients they take 32 MiB of working memory."""
+"""Number of entries of each vector mixed at a time. For 128 clients they take 32 MiB of working memory."""
 
 
 def key(purpose: bytes, *numbers: int) -> int:
@@ -19,7 +19,8 @@ def key(purpose: bytes, *numbers: int) -> int:
 
 
 def fill_normal(out: Tensor, seed: int) -> Tensor:
-    """Fill `out` with standard normal numbers drawn from `seed`. Kinds of devices draw different numbers."""
+    """Fill `out` with standard normal numbers drawn from `seed`. Different kinds of devices draw different
+    numbers from the same seed."""
     generator = torch.Generator(out.device).manual_seed(seed)
     return torch.randn(out.shape, generator=generator, out=out)
 
@@ -47,7 +48,7 @@ def mix(x: Tensor, weights: Tensor) -> None:
 
 
 def mean(x: Tensor) -> Tensor:
-    """Return the mean of the rows of x (N, P), (P,)."""
+    """Return the mean row (P,) of x (N, P)."""
     total = torch.zeros_like(x[0])
     for row in x:
         total.add_(row)
@@ -67,7 +68,7 @@ def largest(vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return indices, vector[indices]
 
 
-# Bytes of messages, by the encoding of each method. Headers are not counted.
+# Bytes of messages in the encoding of each method, without headers.
 #
 # These sizes give the SeedFlood paper's totals for OPT-1.3B (arXiv 2602.18181). The paper counts one
 # direction of an edge in 100 rounds. 1,315,758,080 parameters of 4 bytes (the embedding once, as it is tied
@@ -83,7 +84,7 @@ INDEX = 8
 
 
 def dense(entries: int) -> int:
-    """Return the bytes of a vector in full."""
+    """Return the bytes of a vector of `entries` entries that is sent in full."""
     return FLOAT * entries
 
 
@@ -93,5 +94,5 @@ def sparse(entries: int) -> int:
 
 
 def kept(entries: int, share: float) -> int:
-    """Return `share` of the number `entries`, rounded to a whole number of at least 1."""
+    """Return `share` times `entries`, rounded to a whole number of at least 1."""
     return max(1, round(share * entries))

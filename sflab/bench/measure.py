@@ -1,9 +1,10 @@
-"""Times three candidates: plain forward passes with as many rows, our step, and MeZO's step in place.
+"""Times three candidates: our step, plain forward passes with as many rows, and MeZO's step in place.
 
 All use the same model, the same mini-batch and the same output positions. They take turns in one process, so
 a disturbance of the machine affects them alike. The order changes from turn to turn, so that no candidate
 always follows the same other one. Medians are compared. On a CPU that other programs also use, candidates
-have one thread, and only its own CPU seconds count: threads that wait for each other take meaningless times.
+have one thread and only its CPU seconds count: the times of threads that wait for each other would mean
+nothing.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ class BenchCase(NamedTuple):
 
     trainer: Trainer
     seeds: Sequence[int]
-    """One for each update."""
+    """Seeds, one for each update."""
     batches: Sequence[Encoded]
-    """Mini-batches, one for each update. The updates of a group share one."""
+    """Mini-batches, one for each update. The updates of a group share a mini-batch."""
     together: Encoded
     """All mini-batches in one, for a plain forward pass."""
 
     @property
     def forwards(self) -> int:
-        """Number of plain forward passes, over all mini-batches, that correspond to a step: one for each
-        point."""
+        """Number of plain forward passes over all mini-batches that evaluate as many points as a step
+        does."""
         numbers = self.trainer.manifest.training
         return numbers.points * numbers.batch_updates
 
@@ -82,15 +83,16 @@ class BenchCase(NamedTuple):
 def share(add_seconds: float, fold_seconds: float, step_seconds: float) -> float:
     """Return the share of time that others' updates take in the long run, beside steps of `step_seconds`.
 
-    The core is merged into the weights at every step, or every MERGE_REST times `fold_seconds` if that is
-    rarer.
+    Between two steps the updates are added to the core, in `add_seconds`. Then the core is merged into the
+    weights, in `fold_seconds`, but at most once in MERGE_REST * `fold_seconds` seconds.
     """
     cost = add_seconds + min(fold_seconds, step_seconds / MERGE_REST)
     return cost / (step_seconds + cost)
 
 
 def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> BenchCase:
-    """Make a step of `queries` mini-batches of `size` rows. Each has one update, or a group of updates."""
+    """Make a step of `queries` mini-batches of `size` rows. Each mini-batch has one update, or a group of
+    updates."""
     together = subject.manifest.training.batch_updates
     seeds = update_seeds(1, 0, queries * together).tolist()
     batches = [subject.mini_batch([seed], size) for seed in seeds[::together]]
@@ -99,7 +101,8 @@ def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> Be
 
 
 def candidates(found: BenchCase, *, mezo: bool) -> dict[str, Callable[[int], object]]:
-    """Return the actions to time, keyed by name. Each takes the turn's number."""
+    """Return the actions to time, keyed by name, with MeZO's steps if `mezo`. Each action takes the turn's
+    number."""
     loaded = found.trainer.loaded
     actions: dict[str, Callable[[int], object]] = {
         FORWARDS: lambda _: [loss(loaded, found.together) for _ in range(found.forwards)],
@@ -196,7 +199,7 @@ def step(found: BenchCase, turn: int) -> object:
 
 
 def loss(loaded: LoadedModel, encoded: Encoded) -> float:
-    """Return the mean loss of a mini-batch by one plain forward pass."""
+    """Return the mean loss of a mini-batch, from one plain forward pass."""
     with torch.inference_mode():
         return float(encoded.losses(score(loaded, encoded).log_probs).mean())
 
@@ -238,7 +241,7 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Collect garbage before the block, and none within it."""
+    """Collect garbage before the block, and switch the collector off within it."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()

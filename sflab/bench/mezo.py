@@ -1,7 +1,7 @@
-"""MeZO's in-place step (Malladi et al. 2023, Algorithm 1), with whose time sfnode's step is compared.
+"""MeZO's in-place step (Malladi et al. 2023, Algorithm 1), with which the time of sfnode's step is compared.
 
-Every parameter is perturbed where it is stored, by a generator that is reset to the same seed each time. So
-the direction needs no memory, and all weights are written four times in a step.
+Every parameter is perturbed in place. The noise comes from a generator that is reset to the same seed each
+time. So the direction needs no memory, and all weights are written four times in a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mezo_step(
 
 
 def _add_noise(parameters: Sequence[Tensor], seed: int, scale: float) -> None:
-    """Add `scale * z` to every parameter. z is standard normal, and the same for the same seed."""
+    """Add `scale * z` to every parameter. z is standard normal and depends only on `seed`."""
     generator = torch.Generator(parameters[0].device).manual_seed(seed)
     for parameter in parameters:
         z = torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype)

@@ -36,11 +36,12 @@ from sfprotocol.seeds import update_seeds
 def measure_together(
     spec: SubjectSpec, subject: BenchSubject, sizes: Sequence[int], queries: int, repetitions: int
 ) -> list[TogetherResult]:
-    """Time steps of `queries` mini-batches, for each of `sizes`. Raises UserError MODEL_*, DEVICE.
+    """Time steps of `queries` mini-batches, for each of `sizes`, on all devices together and on each device
+    alone.
 
-    All devices together and each of them alone take turns, and are timed by the wall clock.
-    Every contestant measures the same batches as a node, with the same replicas. A device alone does the
-    whole step. Replicas on a CPU share its threads, so the first replica is also timed with all threads.
+    These contestants take turns, and are timed by the wall clock. Every contestant measures the same batches
+    as a node, with the same replicas. A device alone does the whole step. Replicas on a CPU share its
+    threads, so the first replica is also timed with all threads. Raises UserError MODEL_* and DEVICE.
     """
     together = subject.manifest.training.batch_updates
     threads = torch.get_num_threads()
@@ -84,7 +85,7 @@ def _contestants(
     trainer: ReplicatedTrainer, threads: int
 ) -> dict[tuple[str, int], Callable[[Sequence[int]], object]]:
     """Return the actions to time, keyed by devices and threads. The action of all devices together comes
-    first. Each takes a step's seeds."""
+    first. Each action takes a step's seeds."""
 
     def step(seeds: Sequence[int]) -> object:
         trainer.use_threads(threads, None)
@@ -122,8 +123,8 @@ def _times(
 
 
 INCOMING = (16, 128, 1024, 8192)
-"""Numbers of others' updates during one step for which to measure: from those of a few nodes to those of
-thousands of nodes."""
+"""Numbers of others' updates that arrive during one step, for which costs are measured. A few nodes send the
+smallest number, thousands of nodes the largest."""
 
 
 class BenchPlan(NamedTuple):
@@ -272,5 +273,5 @@ def _out_of_memory_reported(spec: SubjectSpec) -> Iterator[None]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Return whether memory was exhausted. On a CPU torch raises a plain RuntimeError."""
+    """Return whether `error` means that memory was exhausted. On a CPU torch raises a plain RuntimeError."""
     return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "allocate memory" in str(error)

@@ -70,7 +70,7 @@ class SubjectSpec(NamedTuple):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices. The first one is also measured alone."""
+        """Names of the devices. The first device is also measured alone."""
         return tuple(self.device.split(","))
 
 
@@ -89,7 +89,7 @@ class BenchSubject(NamedTuple):
     """Memory of the device before the model was loaded."""
 
     def mini_batch(self, seeds: Sequence[int], size: int, times: int = 1) -> Encoded:
-        """Encode in one batch the `size` rows that each of `seeds` draws, all of them repeated `times`
+        """Encode one batch: `size` rows drawn by each of `seeds`, and all of these rows repeated `times`
         times."""
         drawn = [self.rows[row] for seed in seeds for row in batch_rows(seed, size, len(self.rows)).tolist()]
         return encode(self.manifest.task, self.loaded.tokenizer, drawn * times)
@@ -129,7 +129,7 @@ def load_subject(wanted: SubjectSpec) -> Iterator[BenchSubject]:
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Freeze all objects for the block. The garbage collector takes 0.2 s to scan them each time."""
+    """Exempt all present objects from garbage collection within the block: a scan of them takes 0.2 s."""
     gc.collect()
     gc.freeze()
     try:
@@ -152,11 +152,11 @@ def check_room(name: str, parameters: int, dtype: str, device: torch.device, rep
 
 
 def _made(source: str, scratch: Path, dtype: str, device: torch.device) -> str:
-    """Write a model of a shape to `scratch`, and return its folder."""
+    """Write a model of the shape `source` to `scratch`, and return its folder."""
     settings = shapes.describe(source)
     parameters = shapes.parameters(settings)
     check_room(source, parameters, dtype, device)
-    check_room(source, parameters, "bfloat16", torch.device("cpu"))  # it is made on the CPU, in that format
+    check_room(source, parameters, "bfloat16", torch.device("cpu"))  # made on the CPU, in bfloat16
     shapes.write(settings, scratch)
     return str(scratch)
 
@@ -198,7 +198,8 @@ def _training(numbers: Training, wanted: SubjectSpec) -> Training:
 
 
 def _synthetic(tokens: int, classes: int) -> Task:
-    """Return a task for texts of token numbers: two answers of one token each, or `classes` of an encoder."""
+    """Return a task on texts of token numbers. It has two answers of one token each or, for an encoder,
+    `classes` classes."""
     room = max(tokens + 1, LEAST_ROOM)
     if classes:
         names = {str(label): str(label) for label in range(classes)}

@@ -1,4 +1,4 @@
-"""`sfnode lab simulate training`: virtual clients train one model in one process, by any method."""
+"""`sfnode lab simulate training`: virtual clients train one model in one process, with any method."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def typed() -> str:
 
 
 def run_study(plan: Study, results: Path, count: int, device: str) -> dict[str, str]:
-    """Run a study with `count` workers and show its progress. Return the reason of each failed cell, keyed by
-    the cell's name.
+    """Run a study with `count` workers and show its progress. Return the reason of each cell's failure, keyed
+    by the cell's name.
 
     Raises UserError RESULTS_UNUSABLE.
     """
@@ -63,7 +63,7 @@ def run_study(plan: Study, results: Path, count: int, device: str) -> dict[str, 
 
 
 def line(progress: StudyProgress, seconds: float) -> str:
-    """Format the progress of a study, with the remaining time at its speed so far."""
+    """Format the progress of a study, with the remaining time estimated from the speed so far."""
     from sflab.studies.study import describe, short
 
     left = (progress.total - progress.done) * seconds / max(progress.fresh, 1)

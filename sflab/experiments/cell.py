@@ -21,15 +21,16 @@ Topology = Literal["ring", "grid", "random", "complete", "changing"]
 
 
 Attack = Literal["random", "flip", "scale", "noise", "target", "turncoat", "constant", "lazy", "absent"]
-"""Scalars of hostile clients. `random`: the measured size with a random sign. `flip`: the opposite sign.
-`turncoat`: the opposite sign in the second half of its updates. `noise`, `scale`: the largest scalar, with a
-random or with the opposite sign. `constant`, `lazy`: the first scalar, or every fourth one, repeated.
-`target`: measured on rows that all have the label of one class. `absent`: none, for comparison."""
+"""Scalars of hostile clients. `random`: the measured absolute value with a random sign. `flip`: the opposite
+sign. `turncoat`: the opposite sign in the second half of the client's updates. `noise`, `scale`: the largest
+scalar, with a random or with the opposite sign. `constant`: the first scalar, repeated. `lazy`: every fourth
+scalar, repeated. `target`: measured on rows that all have the label of one class. `absent`: no scalars, for
+comparison."""
 
 
 class CellSection(Section):
-    """Fields of a cell. Newer fields are left out at their defaults, so that older results keep their
-    names."""
+    """Fields of a cell. Newer fields are left out of the JSON at their defaults, so that older results keep
+    their names."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -122,7 +123,7 @@ class Cell(CellSection):
 
 @dataclass(frozen=True)
 class Place:
-    """Device and threads of a cell. Its numbers must not depend on them, except for the last bits of
+    """Device and threads of a cell. They must not change the cell's results, except for the last bits of
     floats."""
 
     device: str = "cpu"

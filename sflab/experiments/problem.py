@@ -68,18 +68,18 @@ class LoadedProblem:
 
     @cached_property
     def public(self) -> Sequence[Row]:
-        """Selection of all clients' training rows, with which models are calibrated. The rows also complete a
-        shard that has only one class."""
+        """Selection of all clients' training rows, with which models are calibrated. A shard that has only
+        one class is completed with these rows."""
         return dataset.select(self.rows, CALIBRATION_ROWS)
 
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the current weights on the held-out rows `which`. They are calibrated if the task's loss is
+        """Measure the current weights on the held-out rows `which`, with calibration if the task's loss is
         centred."""
         return self._measured(self.task, which)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
-        """Measure the current weights on the held-out rows `which`, calibrated or not, whatever the task's
-        loss."""
+        """Measure the current weights on the held-out rows `which`, with calibration if `calibrated`,
+        whatever the task's loss."""
         loss: Literal["plain", "centred"] = "centred" if calibrated else "plain"
         return self._measured(self.task.model_copy(update={"loss": loss}), which)
 
@@ -123,7 +123,7 @@ def _bases(problem: Problem, manifest: Manifest) -> Path | None:
 def manifest_of(cell: Cell) -> Manifest:
     """Return the manifest of the simulated run, with the cell's name.
 
-    With option `organised` the run is organised, by the key `organiser_key`. Raises UserError as
+    With the option `organised`, the run is organised and its key is `organiser_key`. Raises UserError as
     `manifest.build`.
     """
     problem, network = cell.problem, cell.network
@@ -169,18 +169,18 @@ def organiser_key(cell: Cell) -> Ed25519PrivateKey:
 
 
 def labels_of(task: Task, rows: Sequence[Row]) -> NDArray[np.int64]:
-    """Return the class of each row, (rows,). Without classes all are 0."""
+    """Return the class of each row, (rows,); zeros for a task without classes."""
     classes = {label: number for number, label in enumerate(task.verbalizer)}
     return np.array([classes.get(str(row.get(task.label_field)), 0) for row in rows], np.int64)
 
 
 def shards(cell: Cell, labels: NDArray[np.int64]) -> list[list[int]]:
-    """Return the row numbers of each client. Sizes of shards differ by one at most.
+    """Return the row numbers of each client. The sizes of two shards differ by at most one row.
 
     IID shards are dealt out after a shuffle. With a `dirichlet` concentration each client draws the shares of
-    its classes from a Dirichlet distribution around the shares in all rows. Then it draws its rows by these
-    shares, without replacement (Hsu et al. 2019). Raises UserError BAD_OPTION if a shard would be less than a
-    mini-batch.
+    its classes from a Dirichlet distribution around the shares in all rows. Then it draws its rows with these
+    shares, without replacement (Hsu et al. 2019). Raises UserError BAD_OPTION if a shard would be smaller
+    than a mini-batch.
     """
     clients, needed = cell.network.clients, cell.network.clients * cell.batch_size
     if len(labels) < needed:
@@ -211,7 +211,7 @@ def _by_classes(
         rows: list[int] = []
         for _ in range(len(range(client, len(labels), clients))):
             shares = [share if rest else 0.0 for share, rest in zip(wanted, left, strict=True)]
-            if not any(shares):  # its classes are used up: it takes any rows left
+            if not any(shares):  # the client's classes are used up: it takes any rows left
                 shares = [float(len(rest)) for rest in left]
             rows.append(left[random.choices(classes, shares)[0]].pop())
         found.append(rows)
@@ -247,7 +247,8 @@ class Conditions:
         return np.array([random.random() >= self.network.churn for _ in range(self.network.clients)])
 
     def steps_by(self, number: int) -> NDArray[np.int64]:
-        """Return the number of steps of each client, (clients,), during step `number` of the slowest one.
+        """Return the number of steps that each client makes, (clients,), during step `number` of the slowest
+        client.
 
         Speeds are spaced evenly from the slowest to the fastest client.
         """

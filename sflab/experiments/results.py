@@ -1,4 +1,4 @@
-"""The results folder of a study: a file of JSON lines for each cell, named by the cell.
+"""The results folder of a study: a file of JSON lines for each cell, named after the cell.
 
 The runner writes these files. This module reads them, complete or cut off by a kill, and writes the files of
 failures beside them.
@@ -49,7 +49,7 @@ def path_of(cell: Cell, folder: Path) -> Path:
 
 
 def read(file: Path) -> CellResult | None:
-    """Read the results of a cell; None if there are none yet, or if the file is damaged."""
+    """Read the results of a cell; None if it has no results yet, or if the file is damaged."""
     try:
         return parse(file.read_bytes())
     except (OSError, ValueError):
@@ -86,14 +86,14 @@ def note_failure(cell: Cell, folder: Path, reason: str) -> None:
 
 
 def forget_failures(cells: Iterable[Cell], folder: Path) -> None:
-    """Delete the failures of these cells, so that they are tried again."""
+    """Delete the failure files of these cells, so that the cells are run again."""
     for cell in cells:
         with disk_faults(folder):
             (folder / f"{cell.name}{FAILED}").unlink(missing_ok=True)
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Return the reason of each failed cell, keyed by the cell's name."""
+    """Return the reason of each cell's failure, keyed by the cell's name."""
     return {
         file.name.removesuffix(FAILED): file.read_text(encoding="utf-8", errors="replace").strip()
         for file in sorted(folder.glob(f"*{FAILED}"))

@@ -1,8 +1,8 @@
 """Runs one cell: steps, communication, evaluations, results as JSON lines, and restarts.
 
 The results of a cell are lines in `<name>.jsonl`. An unfinished cell continues from `<name>.state` after a
-kill. The state also has the size of the results at that time: later lines are written again, with the same
-numbers.
+kill. The state also has the size of the results file at that time. Lines beyond that size are written again,
+with the same values.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ RANGES: Mapping[str, tuple[float, float, bool]] = {
     "origins": (0, 1, WHOLE),
     "gamma": (0, 1, False),
 }
-"""Least and largest value of each option, and whether it is a whole number. 2^32 is more than anybody
-needs."""
+"""Least and largest value of each option, and whether the value is a whole number. 2^32 exceeds any useful
+value."""
 
 OPTIONS = RANGES.keys() - {option for one in registry.METHODS.values() for option in one.options}
 """Names of SeedFlood's options (`Cell.options`), as in docs/experiments.md."""
@@ -130,8 +130,8 @@ SAVE_EVERY = 60.0
 weights a save takes about a second."""
 
 SAVE_REST = 20
-"""Minimum pause between two saves, as a multiple of the time that the last save took, so that saving takes at
-most 5 % of the time."""
+"""Minimum pause between two saves, as a multiple of the duration of the last save. Saving thus takes at most
+5 % of the time."""
 
 Advance = Callable[[int, int], None]
 """Function that is called with the number of finished local steps, and the number of all local steps."""
@@ -164,8 +164,8 @@ def run_cell(
 
     `log` is the folder for the data of SeedFlood's client 0. It must be empty, or have the log of this cell.
 
-    Raises UserError RESULTS_UNUSABLE if files with the cell's names are something else, DISK_FULL, and as
-    `make`.
+    Raises UserError RESULTS_UNUSABLE if files with the cell's names hold something else, DISK_FULL, and the
+    errors of `make`.
     """
     check(cell)
     if values := finished(cell, folder):
@@ -304,7 +304,7 @@ class _Run:
         self._save_at = ended + max(SAVE_EVERY, SAVE_REST * (ended - began))
 
     def _restore(self) -> int:
-        """Continue from the state. Return the size that the results had then, in bytes."""
+        """Continue from the state. Return the size of the results file at the time of the state, in bytes."""
         try:
             state = torch.load(self._state, weights_only=True)
             size = int(state["size"])
@@ -313,7 +313,7 @@ class _Run:
             self._method.restore(state["method"])
         except OSError:
             raise
-        except Exception as error:  # whatever a damaged file makes torch raise
+        except Exception as error:  # a damaged file makes torch raise any error
             raise _unusable(self._state, "it is no state of this cell, or is damaged") from error
         self.done, self._before = state["done"], state["seconds"]
         return size
@@ -334,8 +334,8 @@ _SCORES = TypeAdapter(dict[str, float])
 
 
 def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
-    """Return the scores of the untrained model, with and without calibration. They are measured once for each
-    results folder."""
+    """Return the scores of the untrained model, with and without calibration. These scores are measured once
+    for each results folder."""
     fields = json.dumps(cell.problem.model_dump(mode="json", exclude={"objective"}), sort_keys=True).encode()
     name = hashlib.blake2b(fields, digest_size=8, person=b"sfnode-base").hexdigest()
     path = folder / f"base-{name}.json"
@@ -348,7 +348,7 @@ def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
             if not {"base_score", "base_loss"} <= kept.keys():
                 raise _unusable(path, "it has no scores of an untrained model")
             return kept
-        values = _measured(loaded)  # other processes may run cells of it, too
+        values = _measured(loaded)  # other processes may run cells in this folder, too
         results.replace(path, json.dumps(values) + "\n")
     return values
 

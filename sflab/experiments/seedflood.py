@@ -1,9 +1,9 @@
 """SeedFlood (arXiv 2602.18181) with virtual clients: shipped nodes in virtual time that share one engine.
 
 A client is a node of the simulator (`sflab.simulator.world`): driver, peering, SQLite. In an organised run
-client 0 also has the organiser. In a local step each client makes an update. The updates of a round are
-signed and flooded together. Virtual time passes only in rounds. The only state is the measurements:
-everything else follows from them and the cell, so a restart runs the cell again without measuring.
+client 0 is also the organiser. In a local step each client makes an update. The updates of a round are signed
+and flooded together. Virtual time passes only in rounds. The only state is the measurements: everything else
+follows from them and the cell, so a restart runs the cell again without measuring.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ elapsed time, which means nothing in a cell."""
 
 ROUND = 3.0
 """Virtual seconds of a round if links are slow, clients are absent or the run is organised. Nodes need much
-less to forward everything, and an organiser works twice in a round."""
+less time to forward everything, and an organiser checks twice in a round what to decide."""
 
 QUICK_LINK = 0.01
 """Delay of a link, in seconds, if `hops` is 0."""
 
 STEP, LOOK = 0.001, 0.05
-"""Seconds between two checks whether a step is done, and whether all clients are equal."""
+"""Seconds between two checks: STEP for whether a local step is done, LOOK for whether all clients are
+equal."""
 
 PATIENCE = 600.0
 """Timeout, in seconds, for nodes to meet, to be admitted, and to have the last seal."""
@@ -118,7 +119,7 @@ class ClientComputer(Computer):
         return self.up and meets and self.quiet and self.scheduler.ready
 
     def start(self) -> None:
-        """Start the node as a newcomer with its own key, which may make updates at once (SPEC O20)."""
+        """Start the node with its own key. As a newcomer it may make updates at once (SPEC O20)."""
         self.layout.identity.unlink()
         super().start()
 
@@ -198,7 +199,7 @@ class SeedFlood:
 
     @property
     def complete(self) -> bool:
-        """Whether the run is complete, so that nobody makes updates."""
+        """Whether the run is complete. Then no client makes updates."""
         return self.is_organised and self.clients[0].organised.run_state.complete
 
     # -- the beginning -----------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class SeedFlood:
         world, problem = self.world, self._problem
         for number in range(self._cell.network.clients):
             client = world.add(str(number))
-            client.display_name = ""  # sending all names to everybody is as much work as some rounds
+            client.display_name = ""  # sending all names to all nodes would take as long as some rounds
             if problem.bases:
                 targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
                 client.layout.bases.mkdir(exist_ok=True)
@@ -265,7 +266,8 @@ class SeedFlood:
         return scalar_of(self._cell, limit, sent, seed, measured)
 
     def _wait(self, until: Callable[[], bool], look: float = LOOK) -> None:
-        """Let time pass until a condition holds. Fail after PATIENCE seconds."""
+        """Let time pass until a condition holds, which is checked every `look` seconds. Fail after PATIENCE
+        seconds."""
         end = self.world.now + PATIENCE
         while not until():
             if self.world.now > end:
@@ -296,7 +298,7 @@ class SeedFlood:
     def _compute(self, chosen: Sequence[ClientComputer]) -> None:
         for client in chosen:
             client.allowance = 0  # updates that it could not make before are dropped
-            client.scheduler._rests_until = -math.inf  # the run's pace is by the second
+            client.scheduler._rests_until = -math.inf  # the run's pace is per second
             client.compute(self._problem.manifest.training.batch_updates)
 
     def _round(self, number: int) -> int:
@@ -316,7 +318,7 @@ class SeedFlood:
             if client not in away:
                 self.world.do(client.publish, least)
         if network.hops or away or self.is_organised:
-            self._pass(ROUND + LOOK)  # nodes also take some time
+            self._pass(ROUND + LOOK)  # nodes need some time, too
         if not (network.hops or away) or (last and self.is_organised):
             self._wait(self._equal)
         self._wait(lambda: all(client.quiet for client in self.clients), STEP)
@@ -330,7 +332,8 @@ class SeedFlood:
         return client.machine.frontier.digest(), decided
 
     def _equal(self) -> bool:
-        """Return whether all clients have the same updates and decisions, and the bases that these need."""
+        """Return whether all clients have the same updates and decisions, and the bases that these updates
+        need."""
         lacking = any(client.running.bases and client.running.bases.lacking() for client in self.clients)
         return len({self._state_of(client) for client in self.clients}) <= 1 and not lacking
 
@@ -344,7 +347,7 @@ class SeedFlood:
         self._wait(self._equal)
 
     def _left(self) -> int:
-        """Return the smallest budget with which every stored update that may count is counted."""
+        """Return the smallest budget that is enough for all stored updates that may count."""
         first = self.clients[0]
         run_state, left = first.organised.run_state, 0
         for state in first.machine.frontier:
@@ -426,8 +429,8 @@ def node_manifest(manifest: Manifest) -> Manifest:
 
 
 def _take(folder: Path, manifest: Manifest) -> None:
-    """Make the folder for a log. Raises UserError BAD_OPTION if it has anything but a log of this simulated
-    run, DISK_FULL and DATA_DIR_UNUSABLE."""
+    """Make the folder for a log. Raises UserError BAD_OPTION if the folder has anything but a log of this
+    simulated run, DISK_FULL and DATA_DIR_UNUSABLE."""
     layout = Layout(folder)
     with disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -469,7 +472,8 @@ def shard_of(attack: str, task: Task, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def scalar_of(cell: Cell, limit: int, sent: Sequence[int], seed: int, measured: int) -> int:
-    """Return the next scalar of a hostile client after the scalars `sent`. `limit` is the largest one."""
+    """Return the next scalar of a hostile client after the scalars `sent`. `limit` is the largest absolute
+    value of a scalar."""
     coin = 1 - 2 * (derive_key(b"sfnode simulated attack", seed.to_bytes(8, "big")) & 1)
     match cell.network.attack:
         case "random":

@@ -1,8 +1,8 @@
 """One engine for all clients of a cell: one set of weights, and a core for each client.
 
-The engine of a client's node is only a core, to which its updates are applied. Before any measurement for a
-client the weights are rebuilt from the base and its core, as before an export. So weights always depend on
-integers only. Clients with equal cores are measured together.
+The engine of a client's node is only a core, to which the node applies updates. Before any measurement for a
+client, the weights are rebuilt from the base and the client's core, as before an export. So weights always
+depend on integers only. Clients with equal cores are measured together.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ClientEngine(IntegerEngine):
         self._shared.ordered[self] = seeds
 
     def use_bases(self, published: Sequence[Bases]) -> None:
-        """Use published bases in the shared trainer. Only client 0 does so: it makes them, and has them
-        first."""
+        """Use published bases in the shared trainer. Only client 0 does so, because it makes the bases and
+        has them first."""
         if self is self._shared.clients[0]:
             self._shared.trainer.use_bases(published)
 
@@ -129,7 +129,7 @@ class SharedEngine:
         self.example_forwards = 0
         """Number of example-forwards so far."""
         self.losses: list[float] = []
-        """Losses of the updates measured since the last clear."""
+        """Losses of the updates measured since the list was last cleared."""
         self.known: dict[tuple[int, int], Measured] = {}
         """All measurements, keyed by seed and subspace."""
         self.ordered: dict[ClientEngine, Sequence[int]] = {}
@@ -152,7 +152,7 @@ class SharedEngine:
         return self.trainer
 
     def measured(self, client: ClientEngine, seeds: Sequence[int], epoch: int) -> list[Measured]:
-        """Return the measurements of a client's updates. Nothing is measured twice."""
+        """Return the measurements of a client's updates. Known measurements are not repeated."""
         subspace = self.trainer.run.subspace_of(epoch)
         if (seeds[0], subspace) not in self.known:
             digest = client.core.digest()

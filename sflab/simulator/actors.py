@@ -255,7 +255,7 @@ class Spammer(Actor):
 
 
 class Replayer(Actor):
-    """Sends frames that it received to everybody, again and again."""
+    """Sends frames that it received to all its neighbours, again and again."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)
@@ -315,7 +315,7 @@ class Misshaper(Forger):
 
 
 class Equivocator(Actor):
-    """Has its own key, and signs two histories with it. Every second neighbour gets the second one."""
+    """Signs two histories of one feed with its own key. Every second neighbour gets the second history."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)
@@ -325,7 +325,7 @@ class Equivocator(Actor):
         self._next = 0
 
     def misbehave(self, end: MemoryLink) -> None:
-        """Extend both histories by a step, once a turn for all links."""
+        """Extend both histories by one step per turn, however many links there are."""
         if self.world.now > self.world.faults_end or end is not next(iter(self.links), None):
             return
         segments = [self._step(side) for side in (0, 1)]

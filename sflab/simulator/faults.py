@@ -37,7 +37,7 @@ NEWCOMERS_LINKS = 3
 
 BUSY_LOOK = 0.02
 """Seconds between two checks whether the organising node is busy. A decision takes two hops of 50 ms each, so
-the pause must be shorter."""
+the pause must be shorter than 100 ms."""
 
 TWIN = "-twin"
 """Suffix of the name of a copied node."""
@@ -58,7 +58,7 @@ class FaultTime:
     newcomers: int = 0
 
     def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Call `do` once, at this time of the scenario, unless the faults are over by then."""
+        """Call `do` once, at time `when` of the scenario, unless the faults are over by then."""
         if self.world.now + when * self.scale < self.stop:
             self.world.later(when * self.scale, do, *arguments)
 
@@ -76,8 +76,8 @@ class FaultTime:
         plan()
 
     def to_leader(self, when: float, do: Callable[[Computer], object], *, busy: bool = False) -> None:
-        """Call `do` with the organising node at this time, or as soon as there is one. With `busy`, wait
-        until that node is busy."""
+        """Call `do` with the organising node at time `when`, or as soon after it as a node organises. With
+        `busy`, wait until that node is busy."""
 
         def look() -> None:
             leader = next((node for node in self.world.living() if node.leads), None)
@@ -94,7 +94,8 @@ Fault = Callable[[FaultTime], None]
 
 
 def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fault]:
-    """Turn `install` into a function that takes its parameters and returns the fault."""
+    """Turn `install`, which schedules a fault, into a function of its parameters after the first. That
+    function returns the fault."""
 
     def made(*numbers: P.args, **named: P.kwargs) -> Fault:
         return lambda on: install(on, *numbers, **named)
@@ -141,7 +142,7 @@ def _rejoin(world: World) -> None:
 
 @fault
 def flaps(on: FaultTime, every: float) -> None:
-    """Close links at random moments, `every` seconds on average. Nodes open them again."""
+    """Close random links at random moments, `every` seconds apart on average. Nodes open the links again."""
 
     def flap() -> None:
         if link := _any_link(on.world, on.world.living()):
@@ -176,7 +177,7 @@ def slow_peers(on: FaultTime, share: float) -> None:
 
 @fault
 def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut: bool = False) -> None:
-    """Kill nodes at any moment, `every` seconds on average, and restart them after `down` seconds.
+    """Kill random nodes, `every` seconds apart on average, and restart each after `down` seconds.
 
     In a power cut a commit under way is lost, and neighbours are not told.
     """
@@ -191,7 +192,8 @@ def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut:
 
 @fault
 def clock_jumps(on: FaultTime, every: float, most: float) -> None:
-    """Move clocks forward, or stop them, by at most `most` seconds. A monotonic clock never goes back."""
+    """Move a random clock forward, or stop it, for up to `most` seconds, and repeat this every `every`
+    seconds on average. A monotonic clock never goes back."""
 
     def leap() -> None:
         if node := on.world.pick():
@@ -202,7 +204,8 @@ def clock_jumps(on: FaultTime, every: float, most: float) -> None:
 
 @fault
 def churn(on: FaultTime, per_minute: float) -> None:
-    """Let the share `per_minute` of all nodes leave for good every minute. A new node replaces each."""
+    """Let the share `per_minute` of all nodes leave for good every minute. A new node replaces each of
+    them."""
 
     def replaced() -> None:
         _leave(on.world, on.world.pick())
@@ -213,8 +216,8 @@ def churn(on: FaultTime, per_minute: float) -> None:
 
 @fault
 def late_join(on: FaultTime, at: float, count: int = 1, *, checkpoint: bool = False) -> None:
-    """Let `count` new nodes join at one moment. With `checkpoint` they start from a checkpoint, otherwise
-    from the whole log."""
+    """Let `count` new nodes join at time `at`. With `checkpoint` they start from a checkpoint, otherwise from
+    the whole log."""
     for _ in range(count):
         on.at(at, _join, on, checkpoint)
 
@@ -292,7 +295,7 @@ def old_backup(on: FaultTime, taken: float, restored: float) -> None:
 def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0) -> None:
     """Start a second machine at `start`, with a copy of a node's disk and key. Both continue.
 
-    If the copy is `told` that it is one, it takes its own incarnation. For `apart` seconds a partition
+    If the copy is `told` that it is a copy, it takes its own incarnation. For `apart` seconds a partition
     separates the two, so that neither hears of the other.
     """
 
@@ -316,7 +319,7 @@ def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0
 
 
 def _author(world: World) -> Computer | None:
-    """Return a random node that is up, has updates of its own and is no twin; None without any."""
+    """Return a random node that is up, has updates of its own and is no twin; None without such a node."""
     authors = [node for node in world.living() if not node.name.endswith(TWIN) and node.said]
     return world.random.choice(authors) if authors else None
 
@@ -348,7 +351,8 @@ def organiser_away(on: FaultTime, start: float, stop: float, taken: float | None
 
 @fault
 def organiser_lost(on: FaultTime, at: float, succeeded: float) -> None:
-    """Remove the organiser and its key for good at `at`. At `succeeded` the deputies name another one."""
+    """Remove the organiser and its key for good at `at`. At `succeeded` the deputies name another
+    organiser."""
 
     def lose() -> None:
         node = _organiser(on.world)
@@ -363,8 +367,8 @@ def organiser_lost(on: FaultTime, at: float, succeeded: float) -> None:
 def organiser_twice(on: FaultTime, start: float, succeeded: float) -> None:
     """Give a second node the organiser's key. At `start` both sign a decision at the same position.
 
-    The organiser hears of the fork like everybody. At `succeeded` the deputies pass the control feed to a
-    third node.
+    The organiser hears of the fork like any other node. At `succeeded` the deputies pass the control feed to
+    a third node.
     """
     world, updates = on.world, [0]
 
@@ -402,7 +406,7 @@ def organiser_twice(on: FaultTime, start: float, succeeded: float) -> None:
 
 @fault
 def undo(on: FaultTime, at: float, what: Literal["revoke", "void", "amend"]) -> None:
-    """Let the owner undo some work of a random member."""
+    """Let the owner undo some work of a random member with a decision of the type `what`."""
 
     def take_back() -> None:
         node = _organiser(on.world)
@@ -477,8 +481,8 @@ def _take_over(world: World, node: Computer, key: Ed25519PrivateKey) -> None:
 
 
 def _victim(world: World, node: Computer) -> int | None:
-    """Choose a listed feed at random, whose work will be undone, and return its number. Its origin must have
-    no undone work yet; None if there is no such feed."""
+    """Choose a random listed feed whose work will be undone, and add its origin to `world.undone`. Return the
+    feed's number; None if no origin is left to choose."""
     run_state, spared = node.organised.run_state, {node.origin} | world.undone
     positions = run_state.positions(run_state.sealed - 1)
     named = [n for n, stop in positions.items() if stop and run_state.feed(n).origin not in spared]
@@ -526,10 +530,10 @@ def hand_over(on: FaultTime, at: float) -> None:
 
 @fault
 def split(on: FaultTime, start: float, stop: float, groups: tuple[int, ...]) -> None:
-    """Separate stand-ins into groups of these sizes from `start` to `stop`. The first has the organising
-    node.
+    """Separate stand-ins into groups of these sizes from `start` to `stop`. The first group has the
+    organising node.
 
-    Other nodes are in random groups.
+    Nodes that are not stand-ins are in random groups.
     """
     world = on.world
 

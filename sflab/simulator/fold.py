@@ -1,7 +1,8 @@
-"""Reference implementation of counting in an organised run, by decision and by update (SPEC O5 to O8).
+"""Reference implementation of counting in an organised run, decision by decision and update by update (SPEC
+O5 to O8).
 
-It is independent of the machine and as plain as possible, to be compared with the cores of nodes. It assumes
-that every decision is valid, as an organiser's decisions are.
+It is independent of the machine and as plain as possible. Its result is compared with the cores of nodes. It
+assumes that every decision is valid, as an organiser's decisions are.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Fold:
         return rate.rate * rate.unit * factor // (ONE * UNIT_ONE)
 
     def counts(self, feed: Feed, step: int) -> bool:
-        """Return whether a stored update is counted. It is assumed to change the weights."""
+        """Return whether a stored update is counted, if it changes the weights."""
         named = self.steps.get(self.members.index(feed.origin) * 64 + feed.incarnation, [])
         return step < len(named) and named[step].verdict == COUNTED and named[step].factor > 0
 
@@ -103,8 +104,8 @@ class Fold:
 def judged(node: Computer) -> tuple[bytes, int]:
     """Return the digest of the cores of all updates that a node stores, and the number of counted ones.
 
-    Each update has its weight by the decisions on disk. All updates must be sealed, because nodes give other
-    weights to unsealed ones.
+    Each update has the weight that the decisions on disk give it. All updates must be sealed, because nodes
+    give other weights to unsealed updates.
     """
     log, run, counted = node.log, node.world.run, 0
     assert log

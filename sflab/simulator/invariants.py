@@ -1,6 +1,6 @@
 """Invariants of all nodes together, at every moment and at the end.
 
-`computer` checks on the spot that no update is counted twice or after a gap. The oracle checks that all
+`computer` checks during each count that no update is counted twice or after a gap. The oracle checks that all
 admitted updates were made by their origin.
 """
 
@@ -23,8 +23,8 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed
 
 GRACE = 5.0
-"""Seconds within which a node must dial a known peer that would accept the link. It needs two checks of its
-links and a dial."""
+"""Seconds within which a node must dial a known peer that would accept the link. The node needs the time of
+two checks of its links and a dial."""
 
 TABLES = 15
 """Maximum number of tables of one link that have an entry for the same feed."""
@@ -33,8 +33,8 @@ SPARE = 64
 """Maximum number of a link's entries that are not about feeds."""
 
 NAMES = 2 * 65_536
-"""Maximum number of entries of one hostile link. It may invent feeds up to the limit of SPEC 15, which are in
-two tables."""
+"""Maximum number of entries of one hostile link. Such a link may invent feeds up to the limit of SPEC 15, and
+each feed is in two tables."""
 
 MAX_LINKS = 12
 """Maximum number of hostile links of one node."""
@@ -62,7 +62,7 @@ class Checks:
         """Maximum number of entries in the tables of one machine so far."""
 
     def look(self) -> None:
-        """Make all checks of this moment. Raises Violation."""
+        """Make all checks of the present state. Raises Violation."""
         living = [node for node in self._world.living() if node.quiet]
         for node in living:
             self._exact(node)
@@ -114,7 +114,7 @@ class Checks:
     def _outbound(self) -> None:
         """Check that nodes have MIN_OUTBOUND outbound links within GRACE, if they can.
 
-        Without them, all neighbours of a node would be those who dialled it first.
+        Otherwise all neighbours of a node could be peers that dialled it.
         """
         now = self._world.now
         few = [node.name for node in self._world.living() if _could_have_more(self._world, node)]
@@ -222,7 +222,7 @@ def stored(node: Computer, feed: Feed) -> int:
 
 
 def delivered(world: World) -> float:
-    """Return the share of all stored updates that a staying node has now, as the mean over those that are
+    """Return the share of all stored updates that a node has now: the mean over the staying nodes that are
     up."""
     nodes = list(world.staying())
     ends = [max(node.counted(feed) for node in nodes) for feed in world.oracle.stories]
@@ -231,8 +231,8 @@ def delivered(world: World) -> float:
 
 
 def complete(world: World) -> str:
-    """Describe updates that are on some disk and that the nodes, which are equal, have not admitted; empty if
-    there are none."""
+    """Describe updates that are on some disk but that the nodes (which are equal) have not admitted; empty
+    without such updates."""
     nodes = list(world.staying())
     frontier = nodes[0].machine.frontier
     ends: dict[Feed, int] = {}
@@ -257,14 +257,14 @@ def complete(world: World) -> str:
 
 
 def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
-    """Describe the fault of a forked feed: if two branches survived, it must be cut at the fork. Empty
+    """Describe the fault of a forked feed: if two branches survived, the feed must be cut at the fork. Empty
     without a fault."""
     common = world.oracle.stories[feed].common
     branches = {
         node.log.past(feed, common + 1)[0] for node in nodes if node.log and stored(node, feed) > common
     }
     ours = nodes[0].machine.frontier.next(feed)
-    if len(branches) > 1 and ours not in (0, common):  # 0: of a proof that cannot say where they part
+    if len(branches) > 1 and ours not in (0, common):  # 0: a proof that does not show where they part
         return f"two histories part at step {common} and the feed counts up to {ours}"
     return ""
 

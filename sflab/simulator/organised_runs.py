@@ -41,7 +41,7 @@ class OrganisedRuns:
         """Check a node. Raises Violation."""
         for state in node.machine.frontier:
             now = state.next, state.chain, node.organised.control.feed.chain, applied(node, state.feed)
-            if self._looked.get((node.name, state.feed)) != now:  # else nothing changed
+            if self._looked.get((node.name, state.feed)) != now:  # otherwise nothing changed
                 self._applied(node, state.feed)
                 self._within(node, state.feed)
                 self._meant(node, state.feed)
@@ -71,7 +71,7 @@ class OrganisedRuns:
             raise Violation("feed", f"{node.name} holds a feed that its member has left", (node.name,))
 
     def _meant(self, node: Computer, feed: Feed) -> None:
-        """Check that a stored feed has the history listed by the last close that it reaches."""
+        """Check that a stored feed has the history listed by the last close whose steps are all stored."""
         run_state, state = run_state_of(node), node.machine.frontier.state(feed)
         number = run_state.number(feed)
         passed = (
@@ -128,7 +128,7 @@ def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
 
 
 def run_state_of(node: Computer) -> RunState:
-    """Return the run state by a node's decisions."""
+    """Return the run state that follows from a node's decisions."""
     return node.organised.run_state
 
 
@@ -160,8 +160,8 @@ def lacking(world: World) -> str:
 def _waits(node: Computer, state: FeedState, named: int) -> bool:
     """Return whether a feed has unlisted steps for which an epoch must be closed.
 
-    This is so if one of them changes the weights, or is not on disk yet. Steps without effect alone close no
-    epoch.
+    This is so if one of these steps changes the weights, or is not on disk yet. Steps without effect need no
+    close of their own.
     """
     if named >= state.next:
         return named > state.next
@@ -172,7 +172,7 @@ def _waits(node: Computer, state: FeedState, named: int) -> bool:
 
 
 def complete(world: World) -> str:
-    """Describe the work that should be counted and is not; empty if there is none."""
+    """Describe work that should be counted but is not; empty without such work."""
     nodes = list(world.staying())
     first, run_state = nodes[0], run_state_of(nodes[0])
     for node in nodes[1:]:

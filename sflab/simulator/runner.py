@@ -1,4 +1,4 @@
-"""Runs one scenario: first with faults, then without. After the faults all nodes must become equal in
+"""Runs one scenario: first with faults, then without. After the faults all nodes must become equal in bounded
 time."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SMALL = 32
 
 MOST_AUTHORS = 32
 """Maximum number of initial nodes that compute. Every link must learn the name of every feed once. With a
-thousand authors and a few hundred updates a run would consist of little else."""
+thousand authors and a few hundred updates, a run would mostly transfer names."""
 
 KNOWN = 2
 """Number of addresses that a node knows at first, if it finds its neighbours itself."""
@@ -62,7 +62,7 @@ APPOINTED = 60.0
 """Maximum seconds until members are admitted and named as stand-ins. A lost offer is repeated after 30 s."""
 
 MORE = 20
-"""Number of further counted updates with which a run with stand-ins is completed at the end."""
+"""Number of further counted updates after which a run with stand-ins is completed at the end."""
 
 AFTERMATH = 3.0
 """Seconds after convergence in which nothing may change."""
@@ -97,7 +97,7 @@ class Outcome:
     forks: int = 0
     deliveries: int = 0
     delivered: float = 0.0
-    """Share of all updates that the nodes had when the faults ended, on average."""
+    """Mean share of all updates that a node had when the faults ended."""
     latency_p50: float = 0.0
     latency_p99: float = 0.0
     latency_max: float = 0.0
@@ -144,8 +144,8 @@ class Run:
         trace_file: TextIO | None = None,
         patience: float = 0.0,
     ) -> None:
-        """A run that takes more than `patience` seconds of real time is taken to hang, and fails; 0: no
-        limit. Other values work only in the main thread."""
+        """A run that takes more than `patience` seconds of real time fails, as it is taken to hang; 0: no
+        limit. Values other than 0 work only in the main thread."""
         self.patience = patience
         self.scenario = scenario
         self.nodes = nodes or scenario.nodes
@@ -297,7 +297,7 @@ class Run:
             self._finish()
 
     def _finish(self) -> None:
-        """Complete the run by a decision on its budget. Raises Violation if nobody organises."""
+        """Complete the run by a decision on its budget. Raises Violation if no node organises."""
         world = self.world
         start, staying = world.now, list(world.staying())
         leader = next((node for node in [*staying, *self._false()] if node.leads), None)
@@ -440,7 +440,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 def _pairs(topology: str, names: list[str], random: Random) -> list[tuple[str, str]]:
     """Return pairs of nodes. The first node of a pair knows the address of the second at the start. The pairs
-    are the topology's links or, if nodes find their neighbours themselves, KNOWN addresses for each."""
+    are the topology's links or, if nodes find their neighbours themselves, KNOWN pairs for each node."""
     if topology != MANAGED:
         return TOPOLOGIES[topology](names, random)
     return [(name, names[n - back]) for n, name in enumerate(names) for back in range(1, KNOWN + 1)]
@@ -478,8 +478,8 @@ HARMLESS = {
     "sfnode.peers.contacts": "a file for people says when it was written",
     "sfnode.node.state": "the status tells the process",
 }
-"""Modules that may make these calls, each with the reason why the behaviour of a node does not depend on
-them."""
+"""Modules that may make the calls in ASKING, each with the reason why the behaviour of a node does not depend
+on these calls."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The table of scenarios. A scenario has everything that a run needs besides its seed, as data.
 
 First come network conditions and faults of every kind, one at a time and all together. Then come attacks as
-in gossipsub-hardening, with limits that honest nodes must keep. In these, nodes find their neighbours
-themselves. The adversaries stay until the end, and honest nodes must become equal nevertheless.
+in gossipsub-hardening, with limits that honest nodes must keep. In the attacks, nodes find their neighbours
+themselves. Adversaries stay until the end, and honest nodes must become equal nevertheless.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ PROMPT = Limits(p99=1.0, worst=3.0)
 
 HONEST = 12
 SYBILS = 480
-"""Number of adversaries. With it there are forty hostile connections for every honest one."""
+"""Number of adversaries at which there are forty hostile connections for every honest one."""
 
 
 def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **more: object) -> Scenario:
@@ -173,7 +173,7 @@ ATTACKS: tuple[Scenario, ...] = (
         "Peers claim to have more of everybody's feeds than there is, while nodes are killed and come back.",
         Attack("promise", actors=8, renames=False),
         faults=(faults.crashes(2.0),),
-        limits=Limits(),  # who is killed hears nothing
+        limits=Limits(),  # killed nodes receive nothing
         settle=60.0,
     ),
     _attack(

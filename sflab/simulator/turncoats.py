@@ -158,7 +158,7 @@ class FalseStandIn(Turncoat):
         """Sign a statement with the next number, and return its Send."""
         self._number += 1
         said = replace(said, number=self._number)
-        self._elections._beats[self._number] = self.world.now  # or no answer would let it organise
+        self._elections._beats[self._number] = self.world.now  # without this, no answer would let it organise
         message = statement_message(self.world.run.run_id, said)
         signed = replace(said, signature=self.organised.control.sign(message))
         return Send(link, signed, wire_codec.encode(signed, *self.world.run.form))
@@ -178,7 +178,7 @@ class FalseStandIn(Turncoat):
         return [said]
 
     def _elects_everybody(self, said: Statement) -> list[Statement]:
-        """Elect all candidates or, without any, everybody."""
+        """Elect all candidates or, if no stand-in is a candidate, all stand-ins heard so far."""
         others = [heard.said for heard in self._elections._heard.values()]
         standing = [one for one in others if one.candidate == one.key and one.voted > said.term]
         return [self._elects(said, one) for one in standing or others] or [said]
@@ -190,7 +190,7 @@ class FalseStandIn(Turncoat):
         return replace(said, voted=term, candidate=one.key, ballot=ballot, silent=True)
 
     def _leaps(self, said: Statement) -> list[Statement]:
-        """Stand in the latest possible term, and answer in it."""
+        """Be a candidate for the latest possible term, and answer in that term."""
         term = said.term + LEAP - 1
         message = election_message(self.world.run.run_id, term, said.stop, said.chain, said.key)
         ballot = self.organised.control.sign(message)

@@ -21,7 +21,8 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom."""
 
 MORE_975 = 2.201
-"""Quantile for 11 degrees of freedom or more. With more, the interval is at most an eighth too wide."""
+"""97.5 % quantile for 11 degrees of freedom. It is used for more, too: the interval is then at most an eighth
+too wide."""
 
 
 class Interval(NamedTuple):

@@ -39,7 +39,7 @@ SEGMENT = 32
 
 
 class StudySize(NamedTuple):
-    """Size of a study. The default values make the default size."""
+    """Size of a study. The defaults of the fields are the default size."""
 
     clients: int = 16
     zeroth_steps: int = 160

@@ -223,7 +223,7 @@ class PaperClaim(NamedTuple):
 
 
 def claims(findings: StudyFindings) -> list[PaperClaim]:
-    """Judge all claims of the paper by a study."""
+    """Judge all claims of the paper from the findings of a study."""
     found = []
     for task in findings.tasks:
         by_method = {

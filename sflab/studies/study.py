@@ -105,7 +105,7 @@ class StudyProgress(NamedTuple):
 
 
 def tried(study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> list[list[Cell]]:
-    """Return the trials of each tuning by ascending rate, those beyond the grid included."""
+    """Return the trials of each tuning, those beyond the grid included, in ascending order of the rate."""
     return [_tried(tuning, found, failed, study.beyond) for tuning in study.tunings]
 
 
@@ -168,7 +168,8 @@ def winner(tuning: Iterable[Cell], found: Mapping[str, CellResult], failed: Mapp
 def run(
     study: Study, folder: Path, pool: Pool, advance: Callable[[StudyProgress], None] = lambda _: None
 ) -> dict[str, str]:
-    """Run the unfinished cells of a study. Return the reason of each failed cell, keyed by the cell's name.
+    """Run the unfinished cells of a study. Return the reason of each cell's failure, keyed by the cell's
+    name.
 
     Raises UserError RESULTS_UNUSABLE. After a KeyboardInterrupt the study can continue from the folder.
     """
@@ -275,8 +276,8 @@ TWO_POINT, GRADIENT = 2, 3
 counts 1, and a backward pass 2. In a group, each update counts 1. The end values have the actual number."""
 
 SEEDFLOOD_SPEED, ZEROTH_SPEED, FIRST_SPEED = 400, 100, 140
-"""Measured example-forwards per second of one core, with opt-mini-sst on sentences of SST-2. SeedFlood's
-clients share equal models. Each client of a baseline has its own weights."""
+"""Measured example-forwards per second of one core, with opt-mini-sst on sentences of SST-2. SeedFlood is
+faster, because its clients share equal models, while each client of a baseline has its own weights."""
 
 EVALUATION_SPEED = 500
 

@@ -130,7 +130,8 @@ class _Worker:
 
 
 Pool = Here | Processes
-"""Runner of cells, `size` of them at a time. It is entered once. Leaving it, in any way, ends everything."""
+"""Runner of cells, `size` of them at a time. It is entered once. Leaving it, in any way, ends all its
+work."""
 
 
 def _outcome(future: Future[CellFailure]) -> CellFailure:
@@ -143,7 +144,7 @@ def _outcome(future: Future[CellFailure]) -> CellFailure:
 
 
 def _attempt(job: CellJob, cell: Cell) -> CellFailure:
-    """Run a cell. Return errors as text: not all of them can be sent to another process."""
+    """Run a cell. Return an error as text, because not every exception can be sent to another process."""
     try:
         job.run(cell, job.folder, job.device, job.threads)
     except UserError as error:

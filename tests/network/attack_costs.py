@@ -24,18 +24,20 @@ POLL = 0.1
 GRACE = 5.0
 
 ENOUGH = 32
-"""Updates of the node that are measured at least: with fewer, how a busy machine shares out its cores would
-be what is measured."""
+"""Minimum number of the node's updates in a measurement. With fewer, the result would mostly depend on how a
+busy machine divides its cores."""
 
 
 class Attacker:
-    """The hostile process (`attacker.py`). Answers arrive in the order of our orders, reports at any time."""
+    """The hostile process (`attacker.py`). Its answers arrive in the order of the orders; its reports arrive
+    at any time."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.left: dict[str, list[float]] = {"silent": [], "stalled": []}
-        """Seconds for which links with our mute peers have lasted."""
+        """Durations, in seconds, of the victim's links with mute peers that have ended, keyed by kind of
+        peer."""
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self.answer()
@@ -52,7 +54,7 @@ class Attacker:
         return answer
 
     def close(self) -> None:
-        """Release its pipe, once the process has ended."""
+        """Close the pipe of the process, which must have ended."""
         self._listener.join(GRACE)
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -69,7 +71,7 @@ class Attacker:
 
 @contextmanager
 def attacker(home: Path) -> Iterator[Attacker]:
-    """Run an attacker; it and its daemons are gone after the block."""
+    """Run an attacker within the block. After the block, the attacker and its daemons have ended."""
     with (home / "attacker.log").open("w") as output:
         process = subprocess.Popen(
             ATTACKER,
@@ -85,7 +87,7 @@ def attacker(home: Path) -> Iterator[Attacker]:
         finally:
             family = psutil.Process(process.pid).children(recursive=True)
             assert process.stdin is not None
-            process.stdin.close()  # it then ends by itself, and removes its sockets
+            process.stdin.close()  # then it ends by itself, and removes its sockets
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
             for one in (child for child in family if child.is_running()):
@@ -96,7 +98,7 @@ def attacker(home: Path) -> Iterator[Attacker]:
 
 
 class Sample(NamedTuple):
-    """The counters of a node at one moment."""
+    """Counters of a node at one moment."""
 
     at: float
     updates: int
@@ -105,23 +107,23 @@ class Sample(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What was measured over some time."""
+    """Results of one measurement."""
 
     name: str
     seconds: float
     updates_per_second: float
     node_cpu: float
-    """Share of one core; likewise `daemon_cpu`."""
+    """Mean number of cores used; likewise `daemon_cpu`."""
     daemon_cpu: float
     node_rss: float
-    """Most resident memory at any moment in MiB; likewise `daemon_rss`."""
+    """Peak resident memory in MiB; likewise `daemon_rss`."""
     daemon_rss: float
     did: dict[str, Any]
-    """What the attacker reports that it did."""
+    """The attacker's report, with its numbers of streams, bytes and others."""
 
     @property
     def updates_per_cpu_second(self) -> float:
-        """Updates per second of CPU time that node and daemon have had."""
+        """Updates per second of CPU time of node and daemon together."""
         return self.updates_per_second / (self.node_cpu + self.daemon_cpu)
 
 
@@ -134,12 +136,13 @@ class Meter:
         self._daemon = until("a daemon", lambda: p2pd_of(node))
 
     def watch(self, name: str, seconds: float) -> Row:
-        """Measure for some time, and `ENOUGH` updates, without an attack."""
+        """Measure for at least `seconds` and `ENOUGH` updates, without an attack."""
         give_up, enough = time.monotonic() + seconds, self._enough()
         return self._until(name, lambda: {} if time.monotonic() > give_up and enough() else None)
 
     def attack(self, enemy: Attacker, name: str, seconds: float) -> Row:
-        """Measure one attack from its beginning to its end, again until it has seen `ENOUGH` updates."""
+        """Measure one attack from start to end. The attack is repeated until the node has made `ENOUGH`
+        updates."""
         address, run_id, enough = self._node.address(), alive(self._node).run_id, self._enough()
 
         def begin() -> None:
@@ -159,7 +162,8 @@ class Meter:
         return self._until(name, ended)
 
     def _enough(self) -> Callable[[], bool]:
-        """Return what says whether there were `ENOUGH` updates from now on, or `PATIENCE` is at its end."""
+        """Return a function that tells whether the node has made `ENOUGH` updates since now, or `PATIENCE` is
+        over."""
         wanted, give_up = alive(self._node).own_updates + ENOUGH, time.monotonic() + PATIENCE
         return lambda: alive(self._node).own_updates >= wanted or time.monotonic() > give_up
 

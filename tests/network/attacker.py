@@ -3,9 +3,9 @@
     {"attack": NAME, "address": MULTIADDR, "run": HEX, "seconds": 5}  ->  {"attack": NAME, "opened": ..., ...}
     {"mute": "silent" | "stalled"}  ->  {"address": MULTIADDR}, later {"left": NAME, "after": SECONDS}
 
-Each attack comes from a new identity, so that a ban for one does not prevent the next. It uses `hivemind.P2P`
-directly, or p2pd beneath it where that is faster, and runs at low priority: a real attacker has a machine of
-its own.
+Each attack comes from a new identity, so that a ban for one does not prevent the next. The peer uses
+`hivemind.P2P` directly, or the p2pd of this object where that is faster. It runs at low priority, because a
+real attacker would have its own machine.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from tests.network.hostile_client import (
 )
 
 HELD = 300
-"""Streams that are held open at once: more than a node serves."""
+"""Maximum number of streams held open at a time, more than a node serves."""
 
 CANCELLED = 10_000
-"""Streams that are opened and cancelled."""
+"""Number of streams that `cancelled_streams` opens and cancels."""
 
 AT_ONCE = 64
-"""How many of them at once."""
+"""Number of streams that `cancelled_streams` opens at a time."""
 
 ZEROS = bytes(1 << 16)
 FRAMES_AT_ONCE = 64
 
 
 async def garbage(client: Client) -> None:
-    """Send random bytes from the start."""
+    """Send random bytes from the start of a stream."""
     await client.again_and_again(LINK, lambda s: client.pour(s[1], CHUNK))
 
 
@@ -86,7 +86,7 @@ async def oversized_call(client: Client) -> None:
 
 
 async def truncated_frames(client: Client) -> None:
-    """Open as many links as possible, each with a frame that begins and does not end."""
+    """Open as many links as possible. Each link gets the beginning of a frame, and never its end."""
     held: list[Stream] = []
     while client.on_time:
         if len(held) >= HELD:
@@ -117,7 +117,7 @@ async def unknown_messages(client: Client) -> None:
 
 
 async def replayed_messages(client: Client) -> None:
-    """Send the node's own messages back to it, after a valid Hello, as often as it reads them."""
+    """Send the node's own messages back to it, after a valid Hello, as fast as it reads them."""
 
     async def say(stream: Stream) -> None:
         reader, writer = stream
@@ -127,7 +127,7 @@ async def replayed_messages(client: Client) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.3 if len(heard) < 2 else 0.001):
                     frame = await reader.readexactly(int.from_bytes(await reader.readexactly(3), "big"))
-                    if frame[1] != 0:  # a second Hello would end it
+                    if frame[1] != 0:  # a second Hello would end the link
                         heard = [*heard[-15:], frame]
             if heard:
                 burst = b"".join(map(framed, heard))
@@ -140,7 +140,7 @@ async def replayed_messages(client: Client) -> None:
 
 
 async def questions(client: Client) -> None:
-    """Ask for the run's manifest again and again."""
+    """Ask for the run's manifest repeatedly."""
 
     async def say(stream: Stream) -> None:
         stream[1].write(framed(wire_codec.encode(ManifestRequest())))
@@ -151,7 +151,7 @@ async def questions(client: Client) -> None:
 
 
 async def cancelled_streams(client: Client) -> None:
-    """Open CANCELLED streams, each closed before anybody has answered, however long that takes."""
+    """Open CANCELLED streams, and close each before it is answered. This attack has no time limit."""
     order = p2pd_pb2.Request(
         type=p2pd_pb2.Request.STREAM_OPEN,
         streamOpen=p2pd_pb2.StreamOpenRequest(peer=client.peer.to_bytes(), proto=[LINK]),
@@ -163,7 +163,7 @@ async def cancelled_streams(client: Client) -> None:
             try:
                 reader, writer = await connect()
                 await write_pbmsg(writer, order)
-                if number % 2:  # half of them as soon as the stream is there
+                if number % 2:  # close half of them only when the stream exists
                     async with asyncio.timeout(PATIENCE):
                         await reader.read(1)
                 client.did["opened"] += 1

@@ -1,8 +1,8 @@
 """A node that uses up the rest of a run's update budget at once, and leaves.
 
-Its engine evaluates nothing and always returns 1; otherwise it is an ordinary node. So a test can complete a
-run when it has seen enough, however fast the machine is, and compare digests. It runs in the process of the
-test, where torch is loaded already.
+Its engine measures nothing and returns 1 for every update. In all else it is an ordinary node. With it, a
+test can complete a run as soon as it has checked enough, on fast and slow machines, and compare digests. The
+node runs in the test's process, where torch is loaded already.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from sfnode.store.data_folder import DataDir
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 
 SETTLED = 0.5
-"""Seconds without an update after which it leaves: all neighbours are on this machine."""
+"""Seconds without an update after which the node leaves. They can be few, because all neighbours are on this
+machine."""
 
 
 class Outcome(NamedTuple):
-    """The result of one order."""
+    """Result of one step."""
 
     scalars: tuple[int, ...]
     loss: float = 0.0
@@ -36,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 class NothingToPrepare:
-    """The mini-batches of an engine without data."""
+    """Stand-in for the mini-batches of an engine without data."""
 
     def prepare(self, seeds: Sequence[int]) -> None:
         pass
@@ -54,7 +55,7 @@ class Ones:
         self.core.add(batch)
 
     def use_threads(self, count: int | None, most: int | None) -> None:
-        """Do nothing: it has no threads."""
+        """Do nothing: this engine has no threads."""
 
     def step(self, seeds: Sequence[int], epoch: int, rate: object = None) -> Outcome:
         return Outcome((1,) * len(seeds))
@@ -74,7 +75,8 @@ def transport(settings: Settings, folder: DataDir, bootstrap: tuple[str, ...]) -
 
 
 def complete_run(folder: Path, address: str) -> None:
-    """Join through the node at `address`, and return when the run is complete and the neighbours agree."""
+    """Join through the node at `address`. Return when the run is complete and the neighbours have the same
+    state."""
     host = "127.0.0.1" if "/127.0.0.1/" in address else "0.0.0.0"
     settings = Settings(
         data_dir=folder,

@@ -1,4 +1,4 @@
-"""Removes the namespaces that a killed test run has left."""
+"""Fixture of tests that need network namespaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.network import namespaces as network_namespaces
 
 @pytest.fixture(scope="session")
 def namespaces() -> Iterator[None]:
-    """Skip the tests that need namespaces where there can be none."""
+    """Skip tests that need namespaces if none can be made here. Before and after the tests, remove namespaces
+    that a killed test run has left."""
     if reason := network_namespaces.unavailable():
         pytest.skip(reason)
     network_namespaces.sweep()

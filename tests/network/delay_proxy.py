@@ -1,8 +1,9 @@
-"""A TCP proxy with a delay: forwards every byte some time later, in both directions.
+"""A TCP proxy that forwards every byte with the same delay, in both directions.
 
     python delay_proxy.py LISTEN_HOST LISTEN_PORT TARGET_HOST TARGET_PORT SECONDS
 
-For kernels without netem. Prints a line when it listens. Standard library only: it runs under `python -I -S`.
+For kernels without netem. Prints a line when it listens. Uses only the standard library, because it runs
+under `python -I -S`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from contextlib import suppress
 
 CHUNK = 65_536
 WINDOW = 64
-"""Chunks in flight in one direction; beyond that nothing more is read, as on a real line."""
+"""Maximum number of chunks in flight in one direction. When it is reached, nothing more is read, as on a real
+line."""
 
 Arrival = tuple[float, bytes]
 
 
 async def receive(reader: asyncio.StreamReader, line: asyncio.Queue[Arrival], seconds: float) -> None:
-    """Queue each chunk with the time at which it is due; an empty one marks the end."""
+    """Queue each chunk with the time at which to deliver it. An empty chunk marks the end."""
     clock = asyncio.get_running_loop().time
     chunk = b"not empty"
     while chunk:
@@ -40,7 +42,7 @@ async def deliver(line: asyncio.Queue[Arrival], writer: asyncio.StreamWriter) ->
 
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Forward one direction of one connection."""
+    """Forward one direction of one connection, with a delay of `seconds`."""
     line: asyncio.Queue[Arrival] = asyncio.Queue(WINDOW)
     receiving = asyncio.create_task(receive(reader, line, seconds))
     await deliver(line, writer)

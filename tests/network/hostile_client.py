@@ -1,6 +1,6 @@
 """A hostile libp2p peer with its p2pd: opens streams to a node and writes what an attack wants.
 
-It uses `hivemind.P2P` directly and knows nothing of what it writes.
+It uses `hivemind.P2P` directly and does not interpret what it writes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from sfprotocol.messages import OLDEST_VERSION, Hello
 
 LINK, REQUEST, PING = "/sfnode/link/1", "/sfnode/request/1", "DHTProtocol.rpc_ping"
 FAILURES = (P2PDaemonError, OSError, EOFError, TimeoutError)
-"""Exceptions of a stream that the other end has closed or refused."""
+"""Exceptions of a stream that the other end closed or refused."""
 
 PATIENCE = 3.0
-"""Seconds for one stream to open."""
+"""Timeout, in seconds, for opening a stream."""
 
 REFUSAL_PAUSE = 0.02
-"""Seconds between two streams after one was refused: opening refused streams is not the attack."""
+"""Pause, in seconds, after a refused stream, because opening refused streams is not the attack."""
 
 CHUNK = os.urandom(1 << 16)
 ENOUGH = 256 << 20
-"""Bytes on one stream after which it is clear that the other end reads everything."""
+"""Number of bytes on one stream after which writing stops: the other end evidently reads everything."""
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -41,7 +41,7 @@ def framed(message: bytes) -> bytes:
 
 
 class Client:
-    """One identity at a time with its p2pd, connected to the victim."""
+    """A hostile peer, connected to the victim. It has one identity, with a p2pd, at a time."""
 
     def __init__(self, address: str, run_id: bytes) -> None:
         """`address` is the victim's multiaddr."""
@@ -58,7 +58,7 @@ class Client:
         await self.p2p._client.connect(self.peer, [self._where])
 
     async def renew(self) -> None:
-        """Come again as somebody else."""
+        """Reconnect with a new identity."""
         await self.p2p.shutdown()
         await self.connect()
 
@@ -67,7 +67,7 @@ class Client:
         return time.monotonic() < self.until
 
     async def open(self, protocol: str) -> Stream | None:
-        """Return a stream, or None if it was refused."""
+        """Open and return a stream; None if it was refused."""
         try:
             async with asyncio.timeout(PATIENCE):
                 _, reader, writer = await self.p2p.call_binary_stream_handler(self.peer, protocol)
@@ -82,7 +82,7 @@ class Client:
         return framed(wire_codec.encode(Hello(OLDEST_VERSION, self.run_id, 0, 0)))
 
     async def pour(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
-        """Write one chunk again and again for as long as it is taken."""
+        """Write a chunk repeatedly, for as long as the other end reads it."""
         poured = 0
         while self.on_time and poured < ENOUGH:
             async with asyncio.timeout(max(0.1, self.until - time.monotonic())):
@@ -92,7 +92,7 @@ class Client:
             self.did["bytes"] += len(chunk)
 
     async def again_and_again(self, protocol: str, say: Callable[[Stream], Awaitable[None]]) -> None:
-        """Open a stream, say something until it is closed, and begin again."""
+        """Open a stream and call `say` with it until it is closed, then repeat this with a new stream."""
         while self.on_time:
             if stream := await self.open(protocol):
                 with suppress(*FAILURES):

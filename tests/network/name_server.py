@@ -1,9 +1,9 @@
-"""A name server that says one address for every name, after a while.
+"""A name server that answers every question with the same address, after a delay.
 
     python name_server.py ADDRESS SECONDS
 
-Listens on 127.0.0.53, port 53, of its namespace. Questions about other records get an empty answer, as late.
-Standard library only: it runs under `python -I -S`.
+Listens on 127.0.0.53, port 53, of its namespace. Questions about other record types get an empty answer,
+after the same delay. Uses only the standard library, because it runs under `python -I -S`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANSWER = bytes.fromhex("8180")
 """Flags: a response, recursion desired and available, no error."""
 
 POINTER = bytes.fromhex("c00c")
-"""The name of the question, which begins at byte 12."""
+"""Pointer to the name in the question, which begins at byte 12."""
 
 A = 1
 

@@ -1,7 +1,8 @@
-"""A small internet of network namespaces: hosts with an address each, on one bridge, cut off or slowed down.
+"""A small internet of network namespaces: hosts on one bridge, each with an address, which can be cut off or
+slowed down.
 
-Everything is in namespaces of its own, bridges and routers too, so nothing here touches the network of the
-machine, and all of it goes when the namespaces go. Needs Linux, root, and the programs `ip` and `tc`.
+Everything is in its own namespaces, including bridges and routers. So nothing here changes the network of the
+machine, and everything is removed with the namespaces. Needs Linux, root, and the programs `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 PREFIX = "sfnet"
-"""Prefix of the names of all our namespaces; others on the machine are left alone."""
+"""Prefix of the names of our namespaces. Namespaces with other names are not touched."""
 
 RULES = (sys.executable, "-I", "-S", str(Path(__file__).with_name("netfilter.py")))
 DELAY = (sys.executable, "-I", "-S", str(Path(__file__).with_name("delay_proxy.py")))
@@ -26,17 +27,17 @@ NEW_NETWORK = 0x40000000
 
 BURST = "16kbit"
 QUEUE_LATENCY = "400ms"
-"""Longest wait in the token bucket filter; packets that would wait longer are dropped."""
+"""Maximum delay in the token bucket filter. Packets that would be delayed longer are dropped."""
 
 
 def sh(command: str, *more: str) -> None:
-    """Run a command that must succeed."""
+    """Run a command. Raises AssertionError if it fails."""
     done = subprocess.run([*command.split(), *more], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"{command} {' '.join(more)}: {done.stderr}"
 
 
 def unavailable() -> str | None:
-    """Return why there can be no namespaces here; None if there can."""
+    """Return why namespaces cannot be made here; None if they can."""
     if sys.platform != "linux":
         return "network namespaces are a feature of Linux"
     if os.geteuid() != 0:
@@ -52,7 +53,7 @@ def unavailable() -> str | None:
 
 
 def sweep() -> None:
-    """Remove namespaces of ours whose process has died."""
+    """Remove our namespaces whose process has ended."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     for name in (line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")):
         maker = name.split("-")[1]
@@ -61,26 +62,27 @@ def sweep() -> None:
 
 
 def enter(namespace: int) -> None:
-    """Move this thread into the network namespace behind an open file."""
+    """Move this thread into the network namespace of an open file, given by its descriptor."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
 
 
 def move_to(name: str) -> None:
-    """Move this thread into the network namespace of this name, with all that it opens and starts then."""
+    """Move this thread into the network namespace called `name`. Sockets and processes that it opens from
+    then on are there, too."""
     there = os.open(f"/run/netns/{name}", os.O_RDONLY)
     enter(there)
     os.close(there)
 
 
 class Place:
-    """A namespace in which nodes run."""
+    """A network namespace in which nodes run."""
 
     def __init__(self, name: str, address: str = "") -> None:
         self.name = name
         self.address = address
         self.inside = ("ip", "netns", "exec", name)
-        """A command that runs another one here."""
+        """Words to put before a command, so that the command runs in this namespace."""
         self._ends: list[tuple[str, str]] = []
         """(namespace, device) of both ends of the cable to the bridge."""
 
@@ -89,7 +91,8 @@ class Place:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Move this thread into the namespace for the block, with all that it opens and starts there."""
+        """Move this thread into the namespace for the block. Sockets and processes that it opens in the block
+        are there, too."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         move_to(self.name)
         try:
@@ -99,14 +102,14 @@ class Place:
             os.close(home)
 
     def cable(self, other: Place, here: str, there: str) -> None:
-        """Join a device `here` with a device `there` in another place."""
+        """Connect the new device `here` of this place with the new device `there` of another place."""
         sh(f"ip link add {here} netns {self.name} type veth peer name {there} netns {other.name}")
         self.sh(f"ip link set {here} up")
         other.sh(f"ip link set {there} up")
         self._ends = [(self.name, here), (other.name, there)]
 
     def unplug(self) -> None:
-        """Unplug the cable to the bridge: nothing gets through, and no error is reported."""
+        """Unplug the cable to the bridge. Packets are then lost without an error."""
         namespace, device = self._ends[1]
         sh(f"ip -n {namespace} link set {device} down")
 
@@ -115,7 +118,7 @@ class Place:
         sh(f"ip -n {namespace} link set {device} up")
 
     def rule(self, *what: object) -> None:
-        """Replace the rules of this namespace by one of netfilter.py."""
+        """Replace all rules of this namespace by a rule that netfilter.py sets with the arguments `what`."""
         self.sh(" ".join([*RULES, *map(str, what)]))
 
     def limit_rate(self, rate: str) -> None:
@@ -124,7 +127,7 @@ class Place:
             self._shape(*end, rate)
 
     def limit_uplink(self, rate: str) -> None:
-        """Limit what this place sends to `rate`."""
+        """Limit the rate at which this place sends to `rate`."""
         self._shape(*self._ends[0], rate)
 
     def _shape(self, namespace: str, device: str, rate: str) -> None:
@@ -133,7 +136,7 @@ class Place:
 
 
 class World:
-    """Makes places; use `world()`."""
+    """Maker of places, returned by `world()`."""
 
     def __init__(self, stack: ExitStack, tag: str) -> None:
         self._stack = stack
@@ -142,22 +145,22 @@ class World:
 
     @property
     def internet(self) -> Place:
-        """The bridge between all places that are not behind something."""
+        """Bridge that connects all places, except those behind a router or a proxy."""
         if self._internet is None:
             self._internet = self._switch("bridge")
         return self._internet
 
     def place(self, name: str, address: str) -> Place:
-        """Make a place on the internet, whose addresses 5.x.x.x and 2a0x:: look public to libp2p.
+        """Make a place on the internet. Addresses 5.x.x.x and 2a0x:: look public to libp2p.
 
-        Peer selection counts places in the same 5.x as one range of addresses.
+        Peer selection counts the addresses of one /16 (IPv6: /32) as one range.
         """
         place = self._namespace(name, address)
         self._join(place, self.internet, address)
         return place
 
     def behind_nat(self, name: str, address: str) -> Place:
-        """Make a place behind a router with this address that masquerades."""
+        """Make a place behind a masquerading router that has this address."""
         router = self.place(f"{name}-router", address)
         place = self._namespace(name, "192.168.1.2")
         place.cable(router, "net0", "home0")
@@ -209,6 +212,6 @@ _worlds = iter(range(1000))
 
 @contextmanager
 def world() -> Iterator[World]:
-    """Make an internet; it is gone after the block, however that ends."""
+    """Yield an internet. It is removed after the block, even after an exception."""
     with ExitStack() as stack:
         yield World(stack, f"{PREFIX}-{os.getpid()}-{next(_worlds)}")

@@ -2,11 +2,11 @@
 
     ip netns exec NAME python netfilter.py loss 0.05 | deaf [ADDRESS ...] | masquerade DEVICE | none
 
-The kernel takes rules over a netlink socket (linux/netfilter/nf_tables.h). What `iptables-nft` writes for
-`-m statistic --mode random -j DROP`, `-s ADDRESS -j DROP` and `-j MASQUERADE` is written here by hand, as
-a machine that can make namespaces need not have iptables. Each command replaces the rules of the one
-before. Rules live and die with the namespace: there is nothing to clean up. Standard library only: it runs
-under `python -I -S`.
+The kernel takes rules over a netlink socket (linux/netfilter/nf_tables.h). This module writes the messages
+that `iptables-nft` writes for `-m statistic --mode random -j DROP`, `-s ADDRESS -j DROP` and `-j MASQUERADE`,
+because a machine that can make namespaces may lack iptables. Each command replaces all earlier rules. Rules
+are removed with their namespace, so there is nothing to clean up. Uses only the standard library, because it
+runs under `python -I -S`.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def drop() -> bytes:
 
 
 def one_in(count: int) -> bytes:
-    """Match one packet in `count`, at random."""
+    """Match one of `count` packets, at random."""
     chance = expression("numgen", number(1, REGISTER), number(2, count), number(3, RANDOM), number(4, 0))
     return chance + equals(bytes(4))
 
 
 def coming_from(address: str) -> bytes:
-    """Match packets whose IP header has this sender."""
+    """Match packets with this source address in their IP header."""
     load = expression("payload", number(1, REGISTER), number(2, IP_HEADER), number(3, 12), number(4, 4))
     return load + equals(socket.inet_aton(address))
 
@@ -96,7 +96,7 @@ def rule(chain_name: str, expressions: bytes) -> tuple[int, int, bytes]:
 
 
 def commands(what: str, *arguments: str) -> list[tuple[int, int, bytes]]:
-    """Return the messages that set these rules in an empty table."""
+    """Return the messages that add the rules of command `what` to an empty table."""
     if what == "masquerade":
         into = rule("out", leaving_by(arguments[0]) + expression("masq"))
         return [*chain("out", "nat", POSTROUTING, NAT_PRIORITY), into]
@@ -111,7 +111,8 @@ def commands(what: str, *arguments: str) -> list[tuple[int, int, bytes]]:
 
 
 def put(*batch: tuple[int, int, bytes]) -> None:
-    """Send a batch, which the kernel applies as a whole or not at all. Raises OSError with its reason."""
+    """Send a batch, which the kernel applies as a whole or not at all. Raises OSError with the kernel's error
+    number."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as kernel:
         kernel.bind((0, 0))
         parts = [message(BATCH_BEGIN, 0, 0, resource=10)]
@@ -127,7 +128,7 @@ def put(*batch: tuple[int, int, bytes]) -> None:
 
 def main(what: str, *arguments: str) -> None:
     table = text(1, TABLE)
-    put((NEW_TABLE, CREATE, table), (DELETE_TABLE, 0, table))  # there may be none yet
+    put((NEW_TABLE, CREATE, table), (DELETE_TABLE, 0, table))  # there may be no table yet
     put((NEW_TABLE, CREATE, table), *commands(what, *arguments))
 
 

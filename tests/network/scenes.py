@@ -1,8 +1,9 @@
-"""Faults of a volunteer's network, with real nodes in namespaces, and the seconds until work counts again.
+"""Faults of a volunteer's network, with real nodes in namespaces, and the seconds until its updates arrive
+again.
 
-Each scene is a function of a `Field`. It returns its figures by name, and raises AssertionError where a node
-has ended, a second feed has appeared or its neighbours do not take the node back. Tests play the short ones,
-`benchmarks.field` all of them, with the real waits.
+Each scene is a function of a `Field`. It returns its figures, keyed by name. It raises AssertionError if a
+node has ended, if a node has a second feed, or if its neighbours do not accept it again. Tests run the short
+scenes. `benchmarks.field` runs all scenes, with the real waits.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ PORT = 4001
 ANYWHERE = ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{PORT}")
 
 BUDGET = 1_000_000
-"""Update budget: more than are made in an hour."""
+"""Update budget, larger than the number of updates made in an hour."""
 
 LOOK = 0.1
-"""Seconds between two looks at a node: the figures are no finer."""
+"""Seconds between two checks of a node, and so the resolution of the measured times."""
 
 Figures = dict[str, float]
 
@@ -45,14 +46,15 @@ class Field:
         write_run(home, BUDGET)
 
     def start(self, name: str, place: Place, *words: object, own_files: bool = False) -> Node:
-        """Start a node in a place; with `own_files` it sees what lies in /etc/netns for it."""
+        """Start a node in a place. With `own_files`, the node sees the files of /etc/netns for that place."""
         alone = own_files or not self._forked
         where = {"inside": place.inside} if alone else {"namespace": place.name}
         self.nodes[name] = self._make(name, *words, *self._options, **where).start()
         return self.nodes[name]
 
     def trio(self, listen: tuple[str, ...] = ANYWHERE) -> tuple[Node, Node, Place]:
-        """Start a relay, a witness and the node in question; return the node, the witness and its place."""
+        """Start a relay, a witness and the node under test. Return the node, the witness and the node's
+        place."""
         places = [
             self.internet.place(name, f"5.{n}.0.1") for n, name in enumerate(("hub", "witness", "node"), 1)
         ]
@@ -69,21 +71,23 @@ class Field:
 
 @contextmanager
 def field(home: Path, cpu: int = 10, *, forked: bool) -> Iterator[Field]:
-    """Yield a field. Nodes that are `forked` start fast and wait shorter (`tests.processes.forked`)."""
+    """Yield a field. With `forked`, its nodes start faster and have shorter waits
+    (`tests.processes.forked`)."""
     with ExitStack() as stack:
         internet = stack.enter_context(world())
         yield Field(home, internet, stack.enter_context(nodes(home)), cpu, forked=forked)
 
 
 def arrives(node: Node, witness: Node, patience: float = 600.0) -> float:
-    """Return the seconds until the witness has an update that the node has yet to make."""
+    """Return the seconds until the witness has the next update that the node makes."""
     before, since = alive(node), time.monotonic()
     until(f"its next update arrives; {before}", lambda: known(witness, before) > before.own_updates, patience)
     return time.monotonic() - since
 
 
 def known(witness: Node, of: Status) -> int:
-    """Return how many updates of a node the witness has. Raises AssertionError if it has a second feed."""
+    """Return how many updates of a node the witness has. Raises AssertionError if the node has a second
+    feed."""
     feeds = [feed for feed in witness.feeds() if feed.origin == of.origin]
     assert len(feeds) <= 1, f"the node has several feeds: {feeds}"
     return feeds[0].updates if feeds else 0
@@ -101,7 +105,7 @@ def returns(node: Node, witness: Node) -> Figures:
 
 
 def moves(made: Field, gap: float) -> Figures:
-    """Give the node another address, `gap` seconds after it has lost the first."""
+    """Change the node's address. For `gap` seconds in between it has no address."""
     node, witness, place = made.trio()
     place.sh("ip address del 5.3.0.1/8 dev net0")
     time.sleep(gap)
@@ -110,7 +114,7 @@ def moves(made: Field, gap: float) -> Figures:
 
 
 def away(made: Field, seconds: float) -> Figures:
-    """Unplug the node's cable for a while."""
+    """Unplug the node's cable for `seconds`."""
     node, witness, place = made.trio()
     place.unplug()
     time.sleep(seconds)
@@ -119,7 +123,8 @@ def away(made: Field, seconds: float) -> Figures:
 
 
 def stopped(made: Field, seconds: float, *, daemon: bool, times: int = 1) -> Figures:
-    """Stop the node, and its daemon if that is wanted, for a while; report the last time."""
+    """Stop the node's process, and its network daemon if `daemon`, for `seconds`. Repeat this `times` times,
+    and return the figures of the last time."""
     node, witness, _ = made.trio()
     figures: Figures = {}
     for _ in range(times):
@@ -140,8 +145,9 @@ def stopped(made: Field, seconds: float, *, daemon: bool, times: int = 1) -> Fig
 
 
 def relay_dies(made: Field, *, later: bool, named: bool) -> Figures:
-    """Kill the relay through which two nodes meet. A second one has been there, or is started `later`; they
-    were given its address (`named`) or found it in the roster."""
+    """Kill the relay through which two nodes are linked. A second relay runs from the beginning or, if
+    `later`, is started after they are linked. The nodes are given its address if `named`; otherwise they find
+    it in the roster."""
     places = [made.internet.place(name, f"5.{n}.0.1") for n, name in enumerate(("first", "second"), 1)]
     first = made.start("first", places[0], "--run", "run.toml", "--role", "relay", *ANYWHERE)
     joining = ("--peers", first.address())
@@ -171,7 +177,7 @@ def relay_dies(made: Field, *, later: bool, named: bool) -> Figures:
 
 
 def relayed(node: Node, other: Node, through: Node) -> bool:
-    """Return whether both announce that they are reached through a relay, and have a link."""
+    """Return whether both nodes announce addresses through the relay `through`, and have a link."""
     first, second, relay = alive(node), alive(other), alive(through).peer
     both = all(any(f"{relay}/p2p-circuit" in a for a in status.addresses) for status in (first, second))
     return both and second.peer in {link.peer for link in first.links}
@@ -182,7 +188,7 @@ def relayed(node: Node, other: Node, through: Node) -> bool:
 
 @contextmanager
 def named(place: Place, address: str, delay: float) -> Iterator[None]:
-    """Have a name server in this place say `address` for every name, after `delay` seconds."""
+    """Run a name server in this place that answers `address` for every name, after `delay` seconds."""
     folder = Path("/etc/netns", place.name)
     folder.mkdir(parents=True)
     (folder / "resolv.conf").write_text("nameserver 127.0.0.53\n")
@@ -201,7 +207,8 @@ def named(place: Place, address: str, delay: float) -> Iterator[None]:
 
 
 def slow_names(made: Field, delay: float, cut: float) -> Figures:
-    """Start a node that was given a name where name servers are slow; then unplug its peer for a while."""
+    """Start a node that has its peer's address as a name, where name servers answer after `delay` seconds.
+    Then unplug the peer for `cut` seconds."""
     hub_place, place = made.internet.place("hub", "5.1.0.1"), made.internet.place("node", "5.2.0.1")
     hub = made.start("hub", hub_place, "--run", "run.toml", *ANYWHERE)
     address = hub.address().replace("/ip4/5.1.0.1/", "/dns4/hub.example.org/")
@@ -218,7 +225,7 @@ def slow_names(made: Field, delay: float, cut: float) -> Figures:
 
 
 def sixth(made: Field) -> Figures:
-    """Start nodes with default options where there is no IPv4."""
+    """Start nodes with default options in a network without IPv4."""
     places = [made.internet.place(name, f"2a0{n}:1::1") for n, name in enumerate(("hub", "node"), 1)]
     hub = made.start("hub", places[0], "--run", "run.toml")
     node = made.start("node", places[1], "--peers", hub.address())
@@ -228,8 +235,8 @@ def sixth(made: Field) -> Figures:
 
 
 def forgotten(made: Field, idle: float, seconds: float) -> Figures:
-    """Put a node behind a router that forgets connections after `idle` seconds without a packet; return the
-    longest time until an update came."""
+    """Put a node behind a router that forgets connections after `idle` seconds without a packet. Return the
+    longest time until an update arrived."""
     hub_place, place = made.internet.place("hub", "5.1.0.1"), made.internet.behind_nat("node", "5.2.0.1")
     hub = made.start("hub", hub_place, "--run", "run.toml", *ANYWHERE)
     router = place.name + "-router"

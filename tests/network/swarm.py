@@ -1,4 +1,4 @@
-"""Helpers of these tests for the nodes of one run: watch them, complete the run, compare them."""
+"""Helpers for the nodes of one run: watch them, complete the run, compare them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.network.completion import complete_run
 from tests.processes.helpers import PATIENCE, Node, until
 
 BATCH = 64
-"""Rows per update: one then takes 0.03 s, and a swarm makes a few hundred during a test."""
+"""Rows per update. An update then takes 0.03 s, and a swarm makes a few hundred updates during a test."""
 
 BUDGET = 20_000
-"""Update budget: more than are made before `complete_run`, and two segments of its own."""
+"""Update budget. It exceeds the updates made before `complete_run` by at least two segments."""
 
 NICENESS = 15
 """Niceness of nodes while another one completes the run."""
 
 
 def write_run(home: Path, budget: int = BUDGET) -> str:
-    """Write a manifest whose run does not complete during a test; return its run id."""
+    """Write the manifest of a run that does not complete during a test. Return its run id."""
     manifest = build({"batch_size": BATCH, "update_budget": budget})
     (home / "run.toml").write_text(manifest.to_toml())
     return manifest.run_id.hex()
@@ -35,13 +35,13 @@ def trains(node: Node) -> Status:
 
 
 def linked(node: Node, *others: Node) -> Status:
-    """Wait until it has a link with each of the others."""
+    """Wait until `node` has a link with each of the others."""
     peers = {status.peer for status in map(alive, others)}
     return node.until("it has its links", lambda s: peers <= {link.peer for link in s.links})
 
 
 def meets(node: Node, other: Node) -> bool:
-    """Return whether it has a link with that node."""
+    """Return whether `node` has a link with `other`."""
     status, peer = node.status(), other.status()
     return bool(status and peer and peer.peer in {link.peer for link in status.links})
 
@@ -51,16 +51,17 @@ def alive(node: Node) -> Status:
 
 
 def trained_on(node: Node, before: Status, updates: int = 5) -> Status:
-    """Wait until it has made some more updates than `before`."""
+    """Wait until the node has made at least `updates` more updates than in its status `before`."""
     return node.until("it trains on", lambda status: status.own_updates >= before.own_updates + updates)
 
 
 def finish(
     home: Path, through: Node, nodes: Iterable[Node], inside: AbstractContextManager[object] | None = None
 ) -> list[Status]:
-    """Complete the run with a node that joins `through` one of them; return their statuses once they agree.
+    """Complete the run with another node, which joins through the node `through`. Return the statuses of
+    `nodes` once they agree.
 
-    `inside` is the namespace of that node, if not this machine's own network.
+    `inside` is the namespace of the other node; None: this machine's own network.
     """
     everyone = list(nodes)
     for node in everyone:
@@ -71,14 +72,14 @@ def finish(
 
 
 def yield_cores(node: Node) -> None:
-    """Give other processes priority over this node; on Linux every thread has its own niceness."""
+    """Give other processes priority over this node. On Linux every thread has its own niceness."""
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{node.pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), NICENESS)
 
 
 def agreement(nodes: Iterable[Node]) -> list[Status]:
-    """Return the statuses of all once they report that the run is complete and have the same digest."""
+    """Wait until all nodes report that the run is complete, with the same digest. Return their statuses."""
     everyone = list(nodes)
 
     def agreed() -> list[Status] | None:
@@ -100,13 +101,13 @@ def brief(node: Node) -> str:
 
 
 def no_tracebacks(nodes: Iterable[Node]) -> None:
-    """Assert that no node has logged a traceback."""
+    """Assert that no node has printed a traceback."""
     for node in nodes:
         assert "Traceback" not in node.output(), node.output()
 
 
 def seconds_until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> float:
-    """Return the seconds until `condition` is true."""
+    """Wait until `condition` is true. Return the seconds that this took."""
     since = time.monotonic()
     until(what, condition, patience)
     return time.monotonic() - since

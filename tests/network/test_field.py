@@ -1,6 +1,7 @@
-"""A volunteer's network: addresses that change, relays that go, slow names, IPv6 only, routers that forget.
+"""A volunteer's network: changed addresses, lost relays, slow names, IPv6 only, routers that forget
+connections.
 
-The scenes are those of `benchmarks.field`, which also plays the long ones, with the real waits.
+The scenes are those of `benchmarks.field`, which also runs the long ones, with the real waits.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tests.network.swarm import no_tracebacks
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300), pytest.mark.usefixtures("namespaces")]
 
 PATIENCE = 90.0
-"""Seconds after which nothing comes by itself, on however busy a machine. benchmarks.field has the limits of
-docs/reliability.md."""
+"""Seconds after which an update no longer arrives by itself, even on a busy machine. The limits of
+docs/reliability.md are checked by benchmarks.field."""
 
 
 @pytest.mark.parametrize(

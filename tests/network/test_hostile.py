@@ -19,32 +19,34 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 LONG = bool(os.environ.get("SFNODE_LONG"))
 
 TRIED = ("oversized_frame", "malformed_messages", "replayed_messages", "cancelled_streams")
-"""Attacks of `attacker.py` that end on different levels: frames, messages, the machine, streams. All others
-are measured by benchmarks/hostile.py, and their frames read in tests/transport/libp2p/test_streams."""
+"""Attacks of `attacker.py` that end at different levels: frames, messages, the machine, streams. The other
+attacks are measured by benchmarks/hostile.py, and tests/transport/libp2p/test_streams reads their frames."""
 
 SECONDS = 20.0 if LONG else 2.0
-"""Length of each attack; the one that cancels streams has no time limit."""
+"""Duration of each attack, except the one that cancels streams."""
 
 GROWTH = 32.0
-"""MiB by which the node may grow under attack: 256 inbound streams with an asyncio buffer of 64 KiB each take
-16, and a training node grows by as much again by itself."""
+"""Maximum growth of the node under attack, in MiB. Of these, 16 are for 256 inbound streams with an asyncio
+buffer of 64 KiB each, and 16 for the node's growth in training."""
 
 DAEMON_GROWTH = 64.0
-"""MiB, likewise for p2pd: Go's collector lets the heap double before it collects."""
+"""Maximum growth of p2pd under attack, in MiB. Go lets the heap double before it collects garbage."""
 
 SLOWEST = 0.5
-"""Least share of the training speed before the attack."""
+"""Minimum speed under attack, as a share of the speed before."""
 
 MAX_GREETINGS = 3
-"""Links that a peer gets which breaks the protocol each time: some streams may be in flight together."""
+"""Maximum number of links that a peer gets if it breaks the protocol on each of them. It exceeds 1, because
+several streams may be in flight."""
 
 MUTE = {"silent": 30.0} | ({"stalled": 80.0} if LONG else {})
-"""Seconds after which the link is closed with a peer that sends nothing, or nothing after its Hello (SPEC L7:
-a minute, too long for the default test run, where such a peer is merely present)."""
+"""Maximum seconds until the node closes the link with a peer that sends nothing (silent), or nothing after
+its Hello (stalled). The second takes a minute according to SPEC L7, too long for the default test run. In
+that run such a peer is present, but its link is not timed."""
 
 
 class Observed(NamedTuple):
-    """What was measured."""
+    """Results of the attacks."""
 
     everyone: list[Node]
     before: Row
@@ -53,9 +55,9 @@ class Observed(NamedTuple):
     links: list[set[str]]
     """Peers with which the victim had links after each attack."""
     relay: str
-    """The honest peer's id."""
+    """Peer id of the honest peer."""
     mute: dict[str, list[float]]
-    """Seconds for which links with peers that do not answer have lasted."""
+    """Durations, in seconds, of links with mute peers, keyed by kind of peer."""
     final: list[Status]
 
 
@@ -82,7 +84,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 
 def mute_peers(enemy: Attacker, deaf: socket.socket) -> list[str]:
-    """Return addresses where something listens and never answers: a bare socket, and two libp2p peers."""
+    """Return addresses of listeners that never answer: two libp2p peers and a bare socket."""
     addresses = []
     for how in ("silent", "stalled"):
         enemy.order(mute=how)

@@ -23,17 +23,18 @@ ESTABLISHED = "01"
 """State of a TCP connection in /proc/net/tcp."""
 
 RELAYED_WITHIN = 90.0
-"""Seconds: libp2p asks another peer after 15 s whether it can be reached, and trusts the third answer."""
+"""Maximum seconds until a link through a relay. libp2p asks another peer after 15 s whether it can be
+reached, and trusts the third answer."""
 
 
 class Observed(NamedTuple):
-    """What was measured."""
+    """Results of the test run."""
 
     everyone: list[Node]
     relayed: float
-    """Seconds from when both trained until they had a link with each other."""
+    """Seconds from the time at which both nodes trained until they had a link with each other."""
     connections: dict[str, set[str]]
-    """Hosts with which their daemons have TCP connections."""
+    """Hosts with which each node has TCP connections, keyed by node."""
     final: list[Status]
 
 

@@ -18,12 +18,12 @@ from tests.processes.helpers import LOOPBACK, Node, nodes
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 FOUND_WITHIN = 1.2 * BACKOFF_MOST + 10
-"""Seconds from when a peer can be reached until there is a link. A node waits twice as long after every
-attempt, give or take a fifth, so where starts take seconds this takes seconds."""
+"""Maximum seconds from the start of a peer until there is a link. The wait of a node doubles after every
+attempt, up to BACKOFF_MOST, and varies by a fifth."""
 
 
 def free_port() -> tuple[str, str]:
-    """Return an option that has a node listen on a port which is free now."""
+    """Return the option with which a node listens on a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return ("--host-maddrs", f"/ip4/127.0.0.1/tcp/{probe.getsockname()[1]}")
@@ -68,7 +68,7 @@ def test_two_partitions_of_a_run_merge_when_a_common_peer_starts(
 
 
 def address_to_be(folder: Path, host: str) -> str:
-    """Return the address of a node that is yet to be started in this folder; it gets its key now."""
+    """Return the address that a node will have when it is started in this folder. Its key is made now."""
     key = Layout(folder).libp2p_identity
     folder.mkdir()
     ensure_key(key)

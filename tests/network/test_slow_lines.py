@@ -1,8 +1,9 @@
-"""A network that is partitioned, heals, and becomes slow: real nodes in network namespaces, one 100 ms away.
+"""A network that is partitioned, heals, and becomes slow: real nodes in network namespaces, one of them 100
+ms away.
 
-One swarm serves all tests, because starting it takes longer than a fault: a relay, two trainers that are cut
-off from it in two ways at the same time, and a relay that reaches it with a long delay. When the partition
-has healed, all lines become slow and lossy until the run is complete.
+One swarm serves all tests, because starting it takes longer than a fault. It has a relay, two trainers that
+are cut off from it at the same time in two different ways, and a distant relay behind a delay. After the
+partition all lines become slow and lossy until the run is complete.
 """
 
 from __future__ import annotations
@@ -35,26 +36,29 @@ PORT = 4001
 ANYWHERE = ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{PORT}")
 
 DELAY = 0.1
-"""Seconds each way to the distant relay."""
+"""Seconds of delay to the distant relay, in each direction."""
 
 PARTITION = 120.0 if os.environ.get("SFNODE_LONG") else 15.0
-"""Length of the partition in seconds: by then TCP retries rarely, and nodes have missed many Summaries."""
+"""Duration of the partition, in seconds. At its end TCP retries rarely, and nodes have missed many
+Summaries."""
 
 HEALED_WITHIN = 40.0
-"""Seconds after the partition until all know everything: TCP may wait as long as the partition lasted."""
+"""Maximum seconds after the partition until all nodes have all updates. TCP may wait as long as the partition
+lasted."""
 
 LOSS, RATE = 0.05, "1mbit"
 
 SLOW_UPDATES = 100
-"""Updates of each trainer over the slow network; with fewer the cost of one could be chance."""
+"""Minimum number of updates that each trainer makes over the slow network. With fewer, the cost of an update
+would be a matter of chance."""
 
 MAX_BYTES = 500
-"""Bytes that one update may cost the whole swarm over the slow network, on all three links: a segment of two
-or three new updates on each link, and a Summary a second on each."""
+"""Maximum bytes per update, over all three links of the slow network: on each link a segment of two or three
+new updates, and a Summary per second."""
 
 
 class Cost(NamedTuple):
-    """The traffic of some updates over the slow network."""
+    """Number of updates made over the slow network, and bytes sent meanwhile."""
 
     updates: int
     bytes: int
@@ -65,14 +69,14 @@ class Cost(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What was measured."""
+    """Results of the test run."""
 
     everyone: list[Node]
     during_partition: dict[str, int]
-    """Updates that each trainer made during the partition."""
+    """Number of updates that each trainer made during the partition."""
     apart: set[str]
     healed: float
-    """Seconds from the end of the partition until all knew all updates made in it."""
+    """Seconds from the end of the partition until all nodes had all updates made in it."""
     slow: Cost
     final: list[Status]
 
@@ -107,10 +111,12 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 def partition_and_heal(
     hub: Node, far: Node, trainers: dict[str, Node], places: dict[str, Place]
 ) -> tuple[dict[str, int], set[str], float]:
-    """Unplug one trainer and drop every packet of the other for PARTITION seconds."""
+    """Separate both trainers for PARTITION seconds: unplug one, and drop all packets of the other. Return the
+    updates made meanwhile, the digests at the end of the partition, and the seconds until all nodes had all
+    updates."""
     before = {name: alive(node) for name, node in trainers.items()}
     places["east"].unplug()
-    places["west"].rule("deaf")  # both ways; dropping its own packets would return errors
+    places["west"].rule("deaf")  # both directions; dropping outgoing packets would return errors
     places["hub"].rule("deaf", places["west"].address)
     since = time.monotonic()
     for name, node in trainers.items():
@@ -135,13 +141,13 @@ def feed(named: Status | FeedStatus) -> str:
 
 
 def behind(node: Node, made: dict[str, int]) -> int:
-    """Return how many of these updates the node lacks."""
+    """Return how many of the updates `made` the node lacks."""
     known = {feed(one): one.updates for one in node.feeds()}
     return sum(max(0, count - known.get(name, 0)) for name, count in made.items())
 
 
 def train_over_slow_network(relays: list[Node], trainers: dict[str, Node], places: dict[str, Place]) -> Cost:
-    """Make all lines slow and lossy; return what some updates cost over them."""
+    """Make all lines slow and lossy. Return the cost of at least SLOW_UPDATES updates per trainer."""
     for name in trainers:
         places[name].limit_rate(RATE)
         places[name].rule("loss", LOSS)

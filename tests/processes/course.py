@@ -1,10 +1,10 @@
-"""One course of a swarm through everything that can happen to it, and what was measured.
+"""One course of a swarm with all events that can happen to it, and what was measured.
 
-A relay and four trainers of an organised run, one of whom organises it. One trainer leaves after forty
-updates, one loses its network daemon, the organiser is killed and comes back beside a copy of itself, one
-joins late, one is stopped for good. Then the recovery key names another organiser, who ends the run. When all
-trainers have gone, a newcomer gets everything from the relay. What happens when follows from events, never
-from a clock: a start and a step both cost computing, so the run is long enough on any machine.
+An organised run has a relay and four trainers; one of these organises the run. One trainer leaves after forty
+updates, and one loses its network daemon. The organiser is killed and restarts beside a copy of itself. One
+trainer joins late, and one is stopped for good. Then the recovery key names another organiser, which ends the
+run. When all trainers have left, a newcomer gets everything from the relay. Each event follows from earlier
+events, never from a clock, and the run is long enough, so the course is the same on any machine.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from sfprotocol.messages import ELECTED_TERMS, Feed
 from tests.processes.helpers import LOOPBACK, Node, fresh, here, p2pd_of, sfnode, until
 
 BUDGET = 1_000_000
-"""Update budget, which the course does not reach: a decision ends the run."""
+"""Update budget, which is never reached, because a decision ends the run."""
 
 EPOCH = 50
-"""Updates after which an epoch is closed: there are several before the organiser is killed."""
+"""Number of updates of an epoch, so small that several epochs are closed before the organiser is killed."""
 
 QUOTA = 2000
-"""Updates of one label: as many as a trainer makes while the organiser is away."""
+"""Maximum number of a member's updates per label. A trainer makes as many while the organiser is away."""
 
 BATCH = 64
-"""Rows per update: one takes 0.03 s, a hundredth of the start of a node."""
+"""Rows per update. An update then takes 0.03 s, a hundredth of the start of a node."""
 
 SHARE = 10
-"""Limit in percent of all cores of each but the organiser: who trains leaves room for those that start."""
+"""CPU limit of each node except the organiser, in percent of all cores. It leaves room for nodes that
+start."""
 
 STEPS = 40
-"""Updates after which one trainer leaves."""
+"""Number of updates after which the trainer `counted` leaves."""
 
 NAMES = Names("Ann", "The Owls")
-"""Name of that trainer."""
+"""Name and team of the trainer `counted`."""
 
 UNFORKED = ("relay", "steady")
-"""Nodes that are started as a user does it, in an interpreter of their own: strings have other hashes there,
-and whatever depended on an order that follows from them would show in the digests."""
+"""Nodes that run in their own interpreter, as when a user starts them. There, strings have other hashes. If
+any order depended on these hashes, digests would differ."""
 
 SURVIVORS = ("revenant", "copy", "late")
-"""Trainers that are running at the end."""
+"""Trainers that run until the end."""
 
 
 class Ending(NamedTuple):
@@ -65,7 +66,7 @@ class Ending(NamedTuple):
 
 
 class Course:
-    """Runs the course in the folder `home`, in the order of its methods, and keeps what was measured."""
+    """The course in the folder `home`. Its methods are called in their order, and keep what they measure."""
 
     def __init__(self, home: Path, make: Callable[..., Node]) -> None:
         self.home = home
@@ -79,7 +80,8 @@ class Course:
         self._join: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Start a relay, the organiser through it, and three trainers, two of them by its link."""
+        """Start a relay, an organiser and a trainer that join through the relay, and two trainers that join
+        by the organiser's link."""
         (self.home / "run.toml").write_text(self.manifest.to_toml())
         relay = self._start("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK)
         self._join = ("--peers", relay.address())
@@ -94,7 +96,8 @@ class Course:
         self.counted_origin = counted.until("it has a key", lambda status: status.origin).origin
 
     def strike(self) -> None:
-        """Kill one and copy its folder; start both, and a latecomer that is given only an address."""
+        """Kill the organiser and copy its folder. Start both folders, and a latecomer that is given only an
+        address."""
         victim = self.nodes["revenant"]
         self.killed = victim.until("it trains", lambda status: status.own_updates > 5)
         self.sealed = victim.until_organised("epochs are sealed", lambda said: said.sealed).sealed
@@ -111,23 +114,23 @@ class Course:
         self._start("late", *self._join)
 
     def recover(self) -> None:
-        """Wait until those three train, epochs are sealed again and one has made its steps; stop another one
-        for good."""
+        """Wait until these three nodes train, epochs are sealed again, and `counted` has made its steps.
+        Meanwhile stop `leaver` for good."""
         steady, organiser = self.nodes["steady"], self.nodes["revenant"]
         organiser.until_organised("it asks before it signs", lambda said: said.organiser == "restarted")
         survivors = [self.nodes[name] for name in SURVIVORS]
         self.back, *_ = (node.until("it trains", lambda status: status.own_updates > 0) for node in survivors)
-        # before a succession drops what was decided last, and what was made with its labels
+        # before the succession drops the last decisions, and updates with their labels
         until("the latecomer has all that the killed one made", self._has_all_of_the_killed)
         leaver = self.nodes["leaver"]
         leaver.until("the run is still going on", lambda status: status.state in ("training", "asking"))
         self._end("leaver", SIGTERM)
         steady.until_organised("it seals again", lambda said: said.sealed > self.sealed + 1)
-        # a fast machine could end the run before a trainer with a tenth of it has made its steps
+        # on a fast machine the run could end before a trainer with 10 % of the cores has made its steps
         self.endings["counted"] = Ending(self.nodes["counted"].wait())
 
     def hand_over(self) -> None:
-        """Have the recovery key name another organiser, and start that one."""
+        """Name another organiser with the recovery key, and start that organiser."""
         file, steady, late = self.home / "succession.json", self.nodes["steady"], self.nodes["late"]
         next_key = "--keys-dir", self.home / "next-keys"
         self._organise("late", "hand-over", "--out", file, *next_key)
@@ -145,7 +148,7 @@ class Course:
         self._organise("late", "end", "--yes")
 
     def complete(self) -> None:
-        """Wait until all know that the run is complete, and ask the remaining nodes for their state."""
+        """Wait until all nodes know that the run is complete. Ask the remaining nodes for their state."""
         self.endings["steady"] = Ending(self.nodes["steady"].wait())
         self.final = until("all agree", self._agreement)
         self.organised = {name: self.nodes[name].until_organised("it ends", bool) for name in self.final}
@@ -156,20 +159,20 @@ class Course:
         self.relay_says = fresh(self.home, "status", "--data-dir", relay, python=("-X", "importtime"))
 
     def leave(self) -> None:
-        """Stop all trainers, in the three ways that there are."""
+        """Stop all trainers, in three ways: by SIGINT, by SIGTERM and by a command."""
         self._end("revenant", SIGINT)
         self._end("copy", SIGTERM)
         self.stopped = sfnode(self.home, "leave", "--data-dir", self.nodes["late"].folder)
         self.endings["late"] = Ending(self.nodes["late"].wait())
 
     def outlive(self) -> None:
-        """Start a newcomer that finds only the relay; then stop the relay as well."""
+        """Start a newcomer that finds only the relay, and then stop the relay."""
         newcomer = self._start("newcomer", *self._join, "--until-complete")
         self.endings["newcomer"] = Ending(newcomer.wait())
         self._end("relay", SIGTERM)
 
     def _organise(self, name: str, command: str, *arguments: object) -> str:
-        """Run a command of `sfnode organise` at a node; return what it prints."""
+        """Run a command of `sfnode organise` for a node. Return its output."""
         return here("organise", command, *arguments, "--data-dir", self.nodes[name].folder)
 
     def _start(self, name: str, *arguments: object) -> Node:
@@ -182,11 +185,12 @@ class Course:
         self.endings[name] = Ending(self.nodes[name].end(number), time.monotonic() - asked)
 
     def _has_all_of_the_killed(self) -> bool:
-        """Return whether the latecomer has what the killed node made before and since."""
+        """Return whether the latecomer has all updates that the killed node made before its death and since
+        its restart."""
         return length(self.nodes["late"].feeds(), self.killed) >= self.logged + self.back.own_updates
 
     def _agreement(self) -> dict[str, Status] | None:
-        """Return the statuses of the remaining nodes once the run is complete and their digests are equal."""
+        """Return the statuses of the remaining nodes; None unless all are complete and have equal digests."""
         statuses = {name: self.nodes[name].status() for name in (*SURVIVORS, "relay")}
         said = {name: status for name, status in statuses.items() if status and status.state == "complete"}
         agree = len({status.digest for status in said.values()}) == 1
@@ -207,13 +211,13 @@ def run(home: Path, make: Callable[..., Node]) -> Course:
 
 
 def length(feeds: Sequence[FeedStatus], of: Status) -> int:
-    """Return the number of updates in that node's feed."""
+    """Return the number of updates in the feed of the node with status `of`."""
     known = {(feed.origin, feed.incarnation): feed.updates for feed in feeds}
     return known.get((of.origin, of.incarnation), 0)
 
 
 def own_length(folder: Path, status: Status) -> int:
-    """Return the number of updates of a node's own feed in the log in this folder."""
+    """Return the number of updates of a node's own feed in the log of `folder`."""
     with UpdateLog.open(Layout(folder).log, bytes.fromhex(status.run_id), read_only=True) as log:
         feed = Feed(bytes.fromhex(status.origin), status.incarnation)
         return next(tail.next for tail in log.tails() if tail.feed == feed)

@@ -1,8 +1,9 @@
-"""Commands in processes that are forked from one which has loaded the libraries: a start then costs a tenth.
+"""Commands in processes that are forked from a process with all libraries loaded: they start ten times
+faster.
 
-A process that is started in the usual way takes 2 s of a core until it has imported torch and the like. What
-it does afterwards is the same here, but for the hashes of strings, which all forked processes share, and some
-waits, which are shorter.
+A process that is started in the usual way needs 2 CPU seconds to import torch and other libraries. After the
+start, a forked process differs in two ways: all forked processes have the same hashes of strings, and some
+waits are shorter.
 """
 
 from __future__ import annotations
@@ -44,23 +45,25 @@ SHORTER = {
     ("sfprotocol.join_requests", "SEND_AGAIN"): 3.0,
     ("sfprotocol.join_requests", "REPEAT_TIME"): 2.0,
 }
-"""Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
-tested with clocks (`test_readiness.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""
+"""Shortened waits for distant peers, in seconds, keyed by module and name: in these tests all peers are on
+one machine. The real waits are tested with clocks (`test_readiness.py` and `test_contacts.py` of
+`tests/node`, `tests/organising`)."""
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads this variable when it is imported
 _forking = get_context("forkserver")
 _forking.set_forkserver_preload(list(LIBRARIES))
 
 
 def sfnode(words: list[str]) -> None:
-    """The command `sfnode`."""
+    """Run the command `sfnode`."""
     from sfnode.cli.main import main
 
     main(words)
 
 
 def hivemind_dht(words: list[str]) -> None:
-    """The command `hivemind-dht`, in a group of processes of its own: it starts others, which outlive it."""
+    """Run the command `hivemind-dht` in its own process group, because it starts processes that outlive
+    it."""
     from hivemind.hivemind_cli.run_dht import main
 
     os.setpgrp()
@@ -69,7 +72,7 @@ def hivemind_dht(words: list[str]) -> None:
 
 
 class Forked:
-    """A command in a process of its own; what these tests need of `subprocess.Popen`."""
+    """A command in its own process, with the methods of `subprocess.Popen` that these tests need."""
 
     def __init__(
         self,
@@ -81,7 +84,8 @@ class Forked:
         namespace: str = "",
         main: Callable[[list[str]], object] = sfnode,
     ) -> None:
-        """What it prints is appended to two files, which may be the same; its network may be a namespace."""
+        """Output is appended to the files `out` and `err`, which may be the same file. `namespace` names the
+        network namespace of the process, if it is to have one."""
         words = [str(argument) for argument in arguments]
         given = main, words, dict(environment), folder, out, err, namespace
         self._process = _forking.Process(target=_run, args=given)
@@ -96,7 +100,7 @@ class Forked:
         return self._process.exitcode
 
     def wait(self, patience: float) -> int:
-        """Wait for its end and return its exit status. Raises subprocess.TimeoutExpired."""
+        """Wait until the process has ended. Return its exit status. Raises subprocess.TimeoutExpired."""
         self._process.join(patience)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("sfnode", patience)
@@ -108,7 +112,7 @@ class Forked:
 
 
 class ForkedNode(NodeProcess):
-    """A node of a local swarm; `swarm.NodeProcess` is replaced by it."""
+    """A node of a local swarm, which replaces `swarm.NodeProcess`."""
 
     async def start(self, arguments: list[str], invitation: str = "") -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +123,7 @@ class ForkedNode(NodeProcess):
 
 
 class _Awaited:
-    """What a local swarm needs of `asyncio.subprocess.Process`."""
+    """Process with the methods of `asyncio.subprocess.Process` that a local swarm needs."""
 
     def __init__(self, process: Forked) -> None:
         self._process = process
@@ -154,7 +158,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    tempfile.tempdir = None  # as TMPDIR says now
+    tempfile.tempdir = None  # use the present TMPDIR
     for (module, name), seconds in SHORTER.items():
         setattr(import_module(module), name, seconds)
     main(words)

@@ -34,18 +34,19 @@ T = TypeVar("T")
 SFNODE = (sys.executable, "-m", "sfnode")
 
 PATIENCE = 120.0
-"""Seconds after which something that should happen counts as failed, on a busy machine."""
+"""Timeout, in seconds, for each expected event, even on a busy machine."""
 
 ENDING = 5.0
-"""Seconds that a node may take to end; it promises two."""
+"""Maximum seconds that a node may take to end. It promises two."""
 
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of a user without configuration or hub, whose nodes share the cores.
+    """Return the environment of a user without configuration and without access to the hub. Each process has
+    one thread.
 
-    The device and the number of threads are those that pytest was given.
+    Device and number of threads are the ones set for pytest, if they are set.
     """
     kept = {
         name: value
@@ -56,7 +57,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Command:
-    """A command that runs until it ends by itself, in a process that has its libraries already."""
+    """A command that runs until it ends by itself, in a process with loaded libraries."""
 
     def __init__(self, home: Path, *arguments: object, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -65,7 +66,7 @@ class Command:
         self.process = Forked(arguments, environment(home) | variables, home, self._out, self._err)
 
     def ended(self) -> subprocess.CompletedProcess[str]:
-        """Wait for its end."""
+        """Wait until the command has ended. Return its status and its output."""
         with self._folder:
             status = self.process.wait(PATIENCE)
             return subprocess.CompletedProcess(
@@ -74,12 +75,12 @@ class Command:
 
 
 def sfnode(home: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command of sfnode to its end."""
     return Command(home, *arguments).ended()
 
 
 def fresh(home: Path, *arguments: object, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in an interpreter of its own, with these options."""
+    """Run a command of sfnode to its end in a new interpreter, which gets the options `python`."""
     command = [SFNODE[0], *python, *SFNODE[1:], *(str(argument) for argument in arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment(home), timeout=PATIENCE, cwd=home
@@ -87,7 +88,7 @@ def fresh(home: Path, *arguments: object, python: tuple[str, ...] = ()) -> subpr
 
 
 def here(*arguments: object) -> str:
-    """Run a command in this process, where torch is loaded already; return what it prints."""
+    """Run a command of sfnode in this process, where torch is loaded already. Return its output."""
     with redirect_stdout(StringIO()) as out, pytest.raises(SystemExit) as end:
         main([str(argument) for argument in arguments])
     assert end.value.code == 0
@@ -100,7 +101,7 @@ def printed_json(ended: subprocess.CompletedProcess[str]) -> Any:
 
 
 def until(what: str, condition: Callable[[], T | None], patience: float = PATIENCE) -> T:
-    """Return the result of `condition` as soon as it is true."""
+    """Wait until the result of `condition` is true. Return this result."""
     give_up = time.monotonic() + patience
     while not (result := condition()):
         assert time.monotonic() < give_up, f"waited {patience:g} s in vain: {what}"
@@ -109,13 +110,13 @@ def until(what: str, condition: Callable[[], T | None], patience: float = PATIEN
 
 
 def p2pd_of(node: Node) -> psutil.Process | None:
-    """Return the network daemon of a running node, once it has one."""
+    """Return the network daemon of a running node; None if it has none yet."""
     children = psutil.Process(node.pid).children()
     return next((child for child in children if "p2pd" in child.name()), None)
 
 
 class Node:
-    """One `sfnode join` in a folder of its own, started with the same command each time."""
+    """One `sfnode join` with its own folder. Every start uses the same command."""
 
     def __init__(
         self,
@@ -126,8 +127,9 @@ class Node:
         namespace: str = "",
         **variables: str,
     ) -> None:
-        """The node is in a process that has its libraries already, and in this network namespace; with
-        `inside`, which may be empty, it is in an interpreter of its own that this command runs."""
+        """`inside` has the words to put before the command of a node that runs in a new interpreter; it may
+        be empty. If it is None, the node runs in a process with loaded libraries, in the network namespace
+        `namespace` if given."""
         self.folder = home / name
         self._inside = inside
         self._namespace = namespace
@@ -156,7 +158,7 @@ class Node:
         return self
 
     def status(self) -> Status | None:
-        """Return its status, or None while it does not answer."""
+        """Return the node's status; None while it does not answer."""
         assert self._process is not None
         assert self._process.poll() is None, f"{self.folder.name} has ended: {self.output()}"
         try:
@@ -169,7 +171,7 @@ class Node:
         return asyncio.run(Client(Layout(self.folder).control_socket).every_feed())
 
     def until(self, what: str, condition: Callable[[Status], object]) -> Status:
-        """Wait for a status of which `condition` is true, and return it."""
+        """Wait until `condition` is true for the node's status. Return this status."""
 
         def met() -> Status | None:
             status = self.status()
@@ -181,18 +183,19 @@ class Node:
             raise AssertionError(f"{error}; it is {self.status()} and said {self.output()}") from None
 
     def organised(self) -> OrganiserStatus | None:
-        """Return how the run is organised, as this node knows it; None while it does not answer."""
+        """Return how the run is organised according to this node; None while it does not answer."""
         try:
             return asyncio.run(Client(Layout(self.folder).control_socket).organising())
         except UserError:
             return None
 
     def offers(self) -> list[OfferStatus]:
-        """Return who would stand in, as the organiser has heard."""
+        """Return the offers of stand-ins that this organiser has received."""
         return asyncio.run(Client(Layout(self.folder).control_socket).join_requests()).offers
 
     def until_organised(self, what: str, condition: Callable[[OrganiserStatus], object]) -> OrganiserStatus:
-        """Wait until the run is organised so, as this node knows it; return how."""
+        """Wait until `condition` is true for how the run is organised according to this node. Return that
+        status."""
 
         def met() -> OrganiserStatus | None:
             assert self.running, f"{self.folder.name} has ended: {self.output()}"
@@ -202,7 +205,7 @@ class Node:
         return until(f"{self.folder.name}: {what}", met)
 
     def link(self) -> str:
-        """Return the invitation that it shows the user."""
+        """Return the invitation that the node prints."""
 
         def shown() -> list[str]:
             lines = self.output().partition("sfnode join ")[2].splitlines()
@@ -212,7 +215,7 @@ class Node:
         return until("a link", shown)[0]
 
     def address(self) -> str:
-        """Return the address that it shows the user."""
+        """Return the address in the invitation that the node prints."""
         return invitation.read(self.link()).addresses[0]
 
     def send(self, number: signal.Signals) -> None:
@@ -220,21 +223,21 @@ class Node:
         self._process.send_signal(number)
 
     def wait(self, patience: float = PATIENCE) -> int:
-        """Wait for its end and return its exit status."""
+        """Wait until the node has ended. Return its exit status."""
         assert self._process is not None
         return self._process.wait(patience)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal, wait, and return its exit status."""
+        """Send a signal to the node, and wait until it has ended. Return its exit status."""
         self.send(number)
         return self.wait()
 
     def output(self) -> str:
-        """Return all that it has printed, over all its starts."""
+        """Return everything that the node has printed since its first start."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def close(self, grace: float = 0.0) -> None:
-        """End it whatever the test did; a node that is ending already has `grace` seconds for it."""
+        """Kill the node if it still runs after `grace` seconds."""
         if self._process and self._process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace)
@@ -253,7 +256,7 @@ class Node:
 
 @contextmanager
 def nodes(home: Path) -> Iterator[Callable[..., Node]]:
-    """Yield a function that makes nodes from a name and arguments; none of them outlives the block."""
+    """Yield a function that makes nodes from a name and arguments. All of them have ended after the block."""
     made: list[Node] = []
 
     def make(name: str, *arguments: object, **where: Any) -> Node:
@@ -265,6 +268,6 @@ def nodes(home: Path) -> Iterator[Callable[..., Node]]:
     finally:
         for node in made:
             if node.running:
-                node.send(signal.SIGTERM)  # a killed one leaves its sockets in /tmp
+                node.send(signal.SIGTERM)  # a killed node leaves its sockets in /tmp
         for node in made:
             node.close(ENDING)

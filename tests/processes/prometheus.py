@@ -1,4 +1,5 @@
-"""A real Prometheus, installed or Debian's, and what it is asked: every panel of our dashboard."""
+"""A real Prometheus, of this machine or from Debian's package, and the expressions of our dashboards to ask
+it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ GPU = {"sfnode_gpu_memory_bytes", "sfnode_gpu_busy", "sfnode_gpu_celsius", "sfno
 """Metrics that a node without a GPU does not have."""
 
 DOWNLOAD_DEADLINE = 120.0
-"""Seconds for 19 MB to come from a mirror of Debian's."""
+"""Timeout, in seconds, for downloading 19 MB from a Debian mirror."""
 
 _CONFIGURATION = """\
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
@@ -44,20 +45,21 @@ class Prometheus(NamedTuple):
     container: str = ""
 
     def ask(self, path: str, **parameters: object) -> Any:
-        """Return the data of an answer of its API."""
+        """Call Prometheus' API, and return the data of the answer."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"http://{self.address}/api/v1/{path}?{query}", timeout=30) as answer:
             return json.load(answer)["data"]
 
     def values(self, expression: str) -> list[float]:
-        """Return the finite values of an expression now, of all its series."""
+        """Return the present finite values of an expression, for all its series."""
         result = self.ask("query", query=expression)
         scalar = result["resultType"] == "scalar"
         samples = [result["result"]] if scalar else [one["value"] for one in result["result"]]
         return [float(value) for _, value in samples if math.isfinite(float(value))]
 
     def course(self, expression: str) -> list[float]:
-        """Return the finite values of an expression over the last minute, as a chart asks for them."""
+        """Return the finite values of an expression over the last minute, with the query that a chart
+        makes."""
         now = time.time()
         result = self.ask("query_range", query=expression, start=now - 60, end=now, step=1)["result"]
         return [float(value) for one in result for _, value in one["values"] if math.isfinite(float(value))]
@@ -70,11 +72,11 @@ class Target(NamedTuple):
     expression: str
     legend: str
     instant: bool
-    """Whether the panel shows what is now, and not a course."""
+    """Whether the panel shows only the present value."""
 
 
 def targets() -> Iterator[Target]:
-    """Yield every expression of every panel, but those about a GPU alone."""
+    """Yield all expressions of all panels, except those that are only about GPUs."""
     for dashboard in DASHBOARDS:
         for panel in json.loads(dashboard.read_text())["panels"]:
             for one in panel["targets"]:
@@ -90,8 +92,8 @@ def documented() -> Iterator[str]:
 
 
 def programs(scratch: Path) -> Path:
-    """Return the folder with `prometheus` and `promtool` of this machine, or with those of Debian's package,
-    which need nothing else. Skips the test where neither is to be had."""
+    """Return the folder of `prometheus` and `promtool` on this machine. If they are not installed, extract
+    Debian's package, which needs no others. Skip the test if neither is available."""
     if (installed := shutil.which("prometheus")) and shutil.which("promtool"):
         return Path(installed).parent
     script = "apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb"
@@ -102,7 +104,7 @@ def programs(scratch: Path) -> Path:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nobody listens."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -110,7 +112,7 @@ def free_port() -> int:
 
 @contextmanager
 def scraping(folder: Path, home: Path, addresses: list[str]) -> Iterator[Prometheus]:
-    """Run the Prometheus of a folder, which scrapes these addresses twice a second."""
+    """Run the Prometheus of `folder` within the block. It scrapes these addresses twice a second."""
     port = free_port()
     (home / "prometheus.yml").write_text(_CONFIGURATION.format(targets=json.dumps(addresses)))
     files = f"--config.file={home / 'prometheus.yml'}", f"--storage.tsdb.path={home / 'prometheus'}"

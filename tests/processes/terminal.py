@@ -23,7 +23,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command in its own terminal."""
 
     def __init__(self, home: Path, *words: object) -> None:
         self._end, inner = pty.openpty()
@@ -45,7 +45,7 @@ class Terminal:
         os.close(self._end)
 
     def until(self, shown: str) -> str:
-        """Read on until something is shown, and return the transcript."""
+        """Read until the text `shown` appears. Return the transcript."""
         begun = time.monotonic()
         while shown not in self.transcript:
             assert time.monotonic() - begun < PATIENCE, f"no {shown!r} in {self.transcript}"
@@ -56,7 +56,7 @@ class Terminal:
         os.write(self._end, f"{line}\n".encode())
 
     def ended(self) -> str:
-        """Wait for the end, which is a good one, and return the transcript."""
+        """Wait until the command has ended with exit status 0. Return the transcript."""
         begun = time.monotonic()
         while self._read():
             assert time.monotonic() - begun < PATIENCE, self.transcript
@@ -64,12 +64,12 @@ class Terminal:
         return self.transcript
 
     def _read(self) -> bool:
-        """Take what has been shown meanwhile; return whether there may be more."""
+        """Add new output to the transcript. Return whether more may follow."""
         if not select.select([self._end], [], [], 1.0)[0]:
             return True
         try:
             data = os.read(self._end, 1 << 16)
-        except OSError:  # nobody writes to it any more
+        except OSError:  # no process writes to the terminal any more
             return False
         self.transcript += CONTROL.sub("", data.decode(errors="replace"))
         return bool(data)

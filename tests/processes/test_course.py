@@ -1,4 +1,5 @@
-"""Whatever happens to the nodes of a run, the remaining ones end with the same model, bit by bit."""
+"""Tests that the remaining nodes of a run end with the same model, bit by bit, whatever happens to the other
+nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.processes.helpers import here, nodes
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 COMPLETE = (*SURVIVORS, "newcomer", "relay")
-"""Nodes that are running at the end, or start later."""
+"""Nodes that run at the end, or start later."""
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +33,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seen(home: Path) -> Course:
-    """The course of the swarm."""
+    """The finished course of the swarm."""
     with nodes(home) as make:
         return course.run(home, make)
 
 
 @pytest.fixture(scope="module")
 def audits(seen: Course) -> dict[str, Any]:
-    """The output of `sfnode verify --json` for every node's log, including the relay's and dead nodes'."""
+    """The output of `sfnode verify --json` for the log of every node, also of the relay and of ended
+    nodes."""
     return {
         name: json.loads(here("verify", "--as-of-now", "--json", "--data-dir", node.folder))
         for name, node in seen.nodes.items()
@@ -48,7 +50,8 @@ def audits(seen: Course) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def models(home: Path, seen: Course) -> dict[str, Path]:
-    """The output of `sfnode export` for a node that ran all the time and for one that replayed the log."""
+    """The output of `sfnode export` for two nodes: one that ran all the time, and one that replayed the
+    log."""
     outs = {name: home / f"{name}-model" for name in ("revenant", "newcomer")}
     for name, out in outs.items():
         here("export", "--out", out, "--data-dir", seen.nodes[name].folder)
@@ -135,7 +138,7 @@ def test_a_node_says_once_that_the_run_is_complete_what_has_become_better_and_wh
     left = seen.nodes["counted"].output()
     assert left.count("You have left the run reviews; it goes on without you.\n") == 1
     assert re.search(rf"\n  Your work: {STEPS} updates, [\d.]+ % of all, in ", left)
-    for card in (said, left):  # on a busy machine the run may be over before one of them has made an update
+    for card in (said, left):  # on a busy machine the run may end before one of these nodes makes an update
         assert ("\n  Your work: " in card) == ("sfnode log --why " in card)
         assert re.search(r"\n  ask the model +sfnode use --data-dir ", card)
 

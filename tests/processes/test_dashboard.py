@@ -40,23 +40,24 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ORIGINS = 1000
 
 NAME = "<img src=x onerror=alert(1)>"
-"""Name of every origin: names need not be unique."""
+"""Display name of all origins: names need not be unique."""
 
 HOME = b"\x1b[H"
-"""Moves the cursor to where a frame begins."""
+"""Sequence that moves the cursor to the start of a frame."""
 
 QUITTING = 5.0
-"""Seconds within which it quits, on a busy machine; the client waits twice as long for an answer."""
+"""Maximum seconds until `sfnode top` quits, even on a busy machine. The client's timeout for an answer is
+twice as long."""
 
 QUICK = 1.0
-"""Seconds within which the page follows a click, on a busy machine."""
+"""Maximum seconds until the page shows the effect of a click, even on a busy machine."""
 
 LARGEST_SHIFT = 0.1
-"""Largest layout shift that counts as good (web.dev/cls)."""
+"""Maximum layout shift that is good according to web.dev/cls."""
 
 UNNAMED = """[...document.querySelectorAll("input, textarea, button, svg[role=img]")]
     .filter((e) => !(e.labels?.length || e.ariaLabel || e.textContent.trim())).map((e) => e.id)"""
-"""Script that lists the elements that a screen reader could not name."""
+"""Script that lists the elements without a name for screen readers."""
 
 PALE = """[...document.querySelectorAll("body *")].filter((e) => e.checkVisibility()
     && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && !e.disabled).filter((e) => {
@@ -94,7 +95,7 @@ def test_top_draws_one_frame_for_a_terminal_of_80_columns_and_24_lines(
         shown = sfnode(home, "top", "--once", "--data-dir", a.folder)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert len(lines) == 23  # and one for the shell
+    assert len(lines) == 23  # one line is left for the shell
     assert max(map(len, lines)) <= 80
     assert status.run_id[:8] in lines[0]
     assert "relay, idle" in lines[0]
@@ -123,7 +124,7 @@ def test_top_waits_for_a_node_follows_it_and_its_window_and_quits_at_once_even_i
         termios.tcsetwinsize(terminal, (30, 100))
         top.send_signal(signal.SIGWINCH)
         read_until(terminal, b"\n" * 29, lambda seen: b"\n" * seen.split(HOME)[-1].count(b"\n"))
-        os.write(terminal, b"\x1bOP")  # F1 is not Escape
+        os.write(terminal, b"\x1bOP")  # F1, which must not be taken for Escape
         os.write(terminal, b"o")
         read_until(terminal, b"share")
         a.send(signal.SIGSTOP)
@@ -149,7 +150,8 @@ def test_top_ends_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path) -> Non
 
 @contextmanager
 def top_of(home: Path, node: Node) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run `sfnode top` on a terminal of 80 columns and 24 lines; yield it and the terminal's other end."""
+    """Run `sfnode top` on a terminal of 80 columns and 24 lines. Yield the process and our end of the
+    terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     command = [*SFNODE, "top", "--data-dir", str(node.folder)]
@@ -167,7 +169,8 @@ def top_of(home: Path, node: Node) -> Iterator[tuple[subprocess.Popen[bytes], in
 
 
 def read_until_quiet(terminal: int) -> None:
-    """Read until nothing is drawn for longer than one frame; every frame shows another time."""
+    """Read until nothing is drawn for longer than the interval of frames. While frames are drawn, each shows
+    another time."""
     give_up = time.monotonic() + PATIENCE
     while select.select([terminal], [], [], 3 * INTERVAL)[0]:
         assert time.monotonic() < give_up
@@ -175,7 +178,7 @@ def read_until_quiet(terminal: int) -> None:
 
 
 def read_all(terminal: int) -> bytes:
-    """Return what has been drawn and not read."""
+    """Return what is drawn but not read yet."""
     seen = b""
     while select.select([terminal], [], [], 0.1)[0]:
         seen += os.read(terminal, 65_536)
@@ -183,7 +186,8 @@ def read_all(terminal: int) -> bytes:
 
 
 def read_until(terminal: int, wanted: bytes, part: Callable[[bytes], bytes] = bytes) -> bytes:
-    """Return what is drawn on the terminal until `wanted` is there, or in that part of it."""
+    """Read from the terminal until `wanted` is in `part` of everything read, by default in all of it. Return
+    everything read."""
     seen, give_up = b"", time.monotonic() + PATIENCE
     while wanted not in part(seen):
         assert time.monotonic() < give_up, f"never drawn: {wanted!r}; lastly {seen[-2000:]!r}"
@@ -196,7 +200,8 @@ def read_until(terminal: int, wanted: bytes, part: Callable[[bytes], bytes] = by
 
 
 def simulated(run: Manifest, count: int) -> Iterator[tuple[Record, CardRecord]]:
-    """Yield signed segments of `count` origins, each with updates in a few epochs and a name like markup."""
+    """Yield signed segments of `count` origins. Each origin has updates in a few epochs, and a name that
+    looks like markup."""
     for number in range(count):
         key = Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "big"))
         feed = Feed(key.public_key().public_bytes_raw(), 0)
@@ -213,7 +218,7 @@ def simulated(run: Manifest, count: int) -> Iterator[tuple[Record, CardRecord]]:
 
 @pytest.fixture
 def program() -> str:
-    """A Chromium of the system; without one, or without playwright, the test is skipped."""
+    """A Chromium of this machine. Skip the test without Chromium or without playwright."""
     pytest.importorskip("playwright.async_api", reason="playwright is not installed")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
@@ -223,7 +228,7 @@ def program() -> str:
 
 @pytest.fixture
 def crowded(program: str, home: Path) -> Iterator[Node]:
-    """A relay whose log has a thousand origins, for a browser."""
+    """A relay whose log has a thousand origins."""
     run = build({"update_budget": 1_000_000})
     layout = Layout(home / "crowded")
     (home / "crowded").mkdir(mode=0o700)
@@ -250,14 +255,15 @@ async def browser(program: str) -> AsyncIterator[Any]:
 
 
 async def eventually(page: Any, script: str) -> None:
-    """Wait until the script is true; playwright's own way needs eval, which our policy forbids."""
+    """Wait until the script is true. Playwright's own function needs eval, which our policy forbids."""
     async with asyncio.timeout(PATIENCE):
         while not await page.evaluate(script):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 async def quickest(page: Any, act: Callable[[], Any], script: str, tries: int = 3) -> float:
-    """Return the least seconds from an action until the script is true, as other programs use the machine."""
+    """Return the seconds from an action until the script is true: the minimum of `tries` tries, because other
+    programs use the machine."""
     times = []
     for _ in range(tries):
         began = time.monotonic()
@@ -324,12 +330,12 @@ REWARDS_READY = """document.getElementById('own').textContent.startsWith('Your w
 ABOVE_THE_FOLD = """['headline', 'now-value', 'quality-chart', 'description', 'own'].filter((id) => {
     const box = document.getElementById(id).getBoundingClientRect();
     return box.height === 0 || box.top < 0 || box.top > innerHeight - 20; })"""
-"""Script that lists what does not begin on the first screen."""
+"""Script that lists the elements that do not begin on the first screen."""
 
 
 @pytest.fixture
 def artefacts(tmp_path: Path) -> Path:
-    """The folder for screenshots: that of SFNODE_SCREENSHOTS, or one that pytest keeps for a while."""
+    """The folder for screenshots: SFNODE_SCREENSHOTS if set, otherwise a temporary folder of pytest."""
     folder = Path(os.environ.get("SFNODE_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -439,7 +445,7 @@ async def it_directs_the_node(page: Any, node: ExampleNode) -> None:
 
 async def it_changes_only_the_limits_that_were_typed(page: Any) -> None:
     for field, typed in (("hours", "22:00-07:00"), ("cpu", "25"), ("cpu", "")):
-        await eventually(page, "document.getElementById('limit-cpu').value === '50'")  # what is in force
+        await eventually(page, "document.getElementById('limit-cpu').value === '50'")  # the limit in force
         await page.fill(f"#limit-{field}", typed)
         await page.click("#limit")
         await eventually(page, "document.getElementById('control-note').textContent.includes('in force')")
@@ -452,7 +458,7 @@ async def it_changes_only_the_limits_that_were_typed(page: Any) -> None:
 async def it_opens_from_a_link_on_another_site_which_itself_learns_nothing(
     chromium: Any, client: Client
 ) -> None:
-    """Follow a link as from a chat in the browser."""
+    """Follow a link to the dashboard from a page of another site, such as a chat."""
     async with serving(client, "127.0.0.1", 0, "the token of this test") as url:
         page = await chromium.new_page()
         chat = f'<meta charset="utf-8"><a href="{url}">here</a>'

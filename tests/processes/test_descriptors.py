@@ -1,4 +1,4 @@
-"""A node goes on whatever becomes of its descriptors: visitors take them, or none is left."""
+"""Tests that a node goes on when visitors take its file descriptors, or when none are left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 USUAL = 1024
-"""Descriptors that many systems allow a process."""
+"""Number of file descriptors that many systems allow a process."""
 
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-More: "
 WHOLE = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
@@ -54,7 +54,7 @@ def limit(node: Node, most: int) -> None:
 
 
 def asked(port: int) -> bytes:
-    """Return the first bytes of an answer."""
+    """Send a request to `port`. Return the first bytes of the answer."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as visitor:
         visitor.sendall(WHOLE)
         return visitor.recv(12)

@@ -27,7 +27,7 @@ NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmQKVHTFF99bdPUKVce3DbpMSBgZjkvyCttw9zQxb63tM
 
 
 class World(NamedTuple):
-    """A run with one relay, and things to make mistakes with."""
+    """A run with one relay, and files with which commands fail."""
 
     home: Path
     relay: helpers.Node
@@ -35,10 +35,11 @@ class World(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A command line, and the error that it ends in."""
+    """A command line, and the error with which the command ends."""
 
     arguments: Callable[[World], tuple[object, ...]]
-    """Arguments after `join --data-dir FOLDER --host-maddrs LOOPBACK`; both may be given again."""
+    """Arguments after `join --data-dir FOLDER --host-maddrs LOOPBACK`. They may include both options
+    again."""
     number: int
     says: str
 
@@ -71,7 +72,7 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
 
 
 def run_of(manifest: Manifest, folder: Path, home: Path) -> Manifest:
-    """Return a run of this model, on rows for which it was made."""
+    """Return a run of the model in `folder`, with rows that fit this model."""
     model = {
         "source": str(folder),
         "digest": digest(folder),
@@ -117,7 +118,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def ended(world: World) -> dict[str, subprocess.CompletedProcess[str]]:
-    """The ended processes of all mistakes, made at once."""
+    """The ended processes of all mistakes, which ran at the same time."""
 
     def made(name: str) -> helpers.Command:
         usual = ("--data-dir", world.home / name.replace(" ", "-"))
@@ -135,7 +136,7 @@ def test_a_mistake_ends_in_one_message_with_its_number(
 ) -> None:
     mistake, process = MISTAKES[name], ended[name]
     assert process.returncode == 1, process.stderr
-    said = process.stderr.partition("sfnode: ")[2]  # before it the log says what was under way
+    said = process.stderr.partition("sfnode: ")[2]  # the log precedes it
     error, *fix = said.splitlines()
     assert error.startswith(f"SF{mistake.number:03d}: ")
     assert mistake.says in error

@@ -1,4 +1,4 @@
-"""A run goes on as another: a member who agreed is there without anybody at it."""
+"""A run that continues as another run: a member who agreed to follow joins the new run without its owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sfnode.store.run_keys import RunKeys
 from tests.processes.helpers import LOOPBACK, here, nodes, until
 
 SLOW = ("--limit", "cpu=10")
-"""Limit of nodes that are to leave room for those that start."""
+"""CPU limit of the nodes, which leaves room for nodes that start."""
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -47,7 +47,7 @@ def test_a_member_follows_a_run_to_its_fork(tmp_path: Path) -> None:
         keys = ("model.target_modules=v_proj", "training.basis=random", "init.measure=no")
         here("history", "fork", 0, *folders, *(word for key in keys for word in ("--set", key)))
         new = Manifest.from_toml(tmp_path / "new/run.toml")
-        kept = (tmp_path / "new/model").rename(tmp_path / "kept")  # where nobody else finds it
+        kept = (tmp_path / "new/model").rename(tmp_path / "kept")  # where other nodes do not find it
         n = make("n", "--run", "new/run.toml", "--model", kept, *organises, *LOOPBACK, *SLOW).start()
         assert "signed" in here("organise", "next", n.link(), "--data-dir", a.folder)
 

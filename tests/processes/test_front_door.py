@@ -1,4 +1,4 @@
-"""From a messy table to a model that is asked, by what the screen says and nothing else."""
+"""The way from a messy table to answers of a model, with only the commands that the screen shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.processes.terminal import Terminal
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 ASK = "q: leave: "
-"""End of the question below the screen."""
+"""End of the question below the proposal of `sfnode init`."""
 
 
 def test_three_commands_from_a_messy_table_to_an_answer_are_read_from_the_screen(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_three_commands_from_a_messy_table_to_an_answer_are_read_from_the_screen
         asked = " ".join(terminal.until(ASK).split())
         assert "category, with 4 classes: Delivery 81, Billing 80, Login 71, Other 64." in asked
         assert "line 166: not UTF-8" in asked
-        # a head's rounds take a second: 4,000 updates may take longer than a terminal is waited for
+        # a round of a head takes a second: 4,000 updates could exceed the terminal's timeout
         terminal.type("training.update_budget=1000")
         terminal.until("Besides")
         terminal.type("")

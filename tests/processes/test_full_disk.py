@@ -21,11 +21,11 @@ pytestmark = [
 ]
 
 ROOM = 1 << 16
-"""Bytes of the longest file: what the log writes lies beyond, and what the node prints does not."""
+"""Maximum size of a file, in bytes. The node's log is larger, and its output is smaller."""
 
 
 def fill(node: Node) -> None:
-    """Let the node write no file any further than it is long."""
+    """Prevent the node from writing beyond the first ROOM bytes of any file."""
     resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
 
 
@@ -39,7 +39,7 @@ def is_full(status: Status) -> bool:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
-    """A trainer that has a neighbour, which only holds updates."""
+    """A trainer and its neighbour, a relay."""
     (tmp_path / "run.toml").write_text(build({"update_budget": 10_000_000, "epoch_updates": 1000}).to_toml())
     with nodes(tmp_path) as make:
         relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
@@ -53,7 +53,7 @@ def test_a_node_continues_by_itself_once_there_is_room(pair: tuple[Node, Node]) 
     fill(node)
     full = node.until("it says that the disk is full", is_full)
     assert full.state == "paused"
-    time.sleep(5.0)  # it tries again meanwhile
+    time.sleep(5.0)  # the node tries again meanwhile
     still = node.until("it still does", is_full)
     assert (still.known, still.own_updates) == (full.known, full.own_updates)
     assert [link.peer for link in still.links] == [link.peer for link in full.links] != []

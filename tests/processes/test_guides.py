@@ -1,7 +1,7 @@
-"""The guides, followed word for word: their `sh` blocks are run, each command once, beside a node.
+"""The guides, followed word for word: the commands in their `sh` blocks are run, each once, beside a node.
 
-A block marked `sh elsewhere: REASON` is not run; one in ten may be. What is typed in other pages exists, too
-(`tests/test_pages.py`).
+A block marked `sh elsewhere: REASON` is not run; at most one in ten is marked. The commands of other pages
+are checked in `tests/test_pages.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.test_pages import ROOT, blocks, sfnode_lines
 
 PAGES = [ROOT / "docs" / name for name in ("tutorial.md", "organising.md", "volunteer.md")]
 FOLLOWED = [ROOT / "README.md", *PAGES]
-"""Pages whose blocks are run; the one that ends the node comes last."""
+"""Pages whose blocks are run. The page that ends the node is last."""
 
 SMALL = {"SFNODE_NTP": "none", "SFNODE_THREADS": "1", "SFNODE_HOST_MADDRS": LOOPBACK[1]}
 INIT = SMALL | {"SFNODE_MODEL": "builtin:tiny", "SFNODE_UPDATE_BUDGET": "100", "SFNODE_YES": "1"}
-"""What a user's configuration might say, so that nothing is asked or takes long."""
+"""Settings that a user's configuration might have. With them `sfnode init` asks nothing and ends soon."""
 
 ELSEWHERE = {
     "init": INIT,
@@ -30,7 +30,7 @@ ELSEWHERE = {
     "doctor": {"SFNODE_DATA_DIR": "newcomer"},
     "hand-over": {"SFNODE_KEYS_DIR": "next"},
 }
-"""The same for single commands; who is new, or organises next, has a folder of their own."""
+"""Settings of single commands, keyed by command. Newcomers and next organisers have their own folders."""
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:
@@ -59,7 +59,7 @@ def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
 
 
 def commands() -> Iterator[list[str]]:
-    """Yield the commands of all blocks that are run, each once."""
+    """Yield the commands of all blocks that are run, without duplicates."""
     seen = []
     for page in FOLLOWED:
         for reason, text in blocks(page):
@@ -70,7 +70,8 @@ def commands() -> Iterator[list[str]]:
 
 
 def replaced(word: str, node: Node) -> str:
-    """A word of a guide, or what stands for it here: the link of the node's run, its key, a free port."""
+    """Return a word of a guide, or what replaces it here: the link of the node's run, the node's key, or a
+    free port."""
     if word.startswith("sfnode:"):
         return node.link()
     if word == "1f3a09bc":
@@ -79,7 +80,7 @@ def replaced(word: str, node: Node) -> str:
 
 
 def run(home: Path, name: str, words: list[str]) -> None:
-    """Run a command to its end; one that joins a run is told to leave once it takes part."""
+    """Run a command to its end. If the command joins a run, tell the node to leave once it takes part."""
     variables = SMALL | next((ELSEWHERE[word] for word in words[:2] if word in ELSEWHERE), {})
     if words[0] != "join":
         ended = Command(home, *words, **variables).ended()
@@ -98,7 +99,7 @@ def takes_part(home: Path, folder: Path, command: Command) -> bool:
 
 
 def write_tickets(home: Path) -> None:
-    """Write the tables of the tutorial; two columns more are those of the node's own run."""
+    """Write the tables of the tutorial. Two more columns are for the node's own run."""
     rows = [("My parcel never came", "shipping"), ("I was charged twice", "billing")]
     for name, times in (("tickets.csv", 60), ("my-tickets.csv", 20), ("new.csv", 2)):
         with (home / name).open("w", encoding="utf-8", newline="") as file:

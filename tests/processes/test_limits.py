@@ -1,4 +1,4 @@
-"""A real node within limits: it uses no more of the machine than its owner allows, and leaves when asked."""
+"""A real node with limits: it uses no more of the machine than its owner allows, and leaves when told to."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.processes.helpers import LOOPBACK, Node, nodes, sfnode, until
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 SHARE = 20
-"""Limit in percent of all cores."""
+"""CPU limit, in percent of all cores."""
 
 SPAN = 3.0
-"""Seconds over which the share is measured."""
+"""Seconds over which the use of the CPU is measured."""
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A trainer with a limit on the CPU, and a relay."""
+    """A trainer with a CPU limit, beside a relay."""
     home = tmp_path_factory.mktemp("limited")
     (home / "run.toml").write_text(build({"update_budget": 10_000_000, "epoch_updates": 1000}).to_toml())
     with nodes(home) as make:
@@ -39,7 +39,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def run(node: Node, *arguments: object) -> str:
-    """Run a command for the node; return what it prints."""
+    """Run a command for the node. Return its output."""
     ended = sfnode(node.folder.parent, *arguments, "--data-dir", node.folder)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
@@ -50,7 +50,7 @@ def client(node: Node) -> Client:
 
 
 def cpu_share(node: Node, span: float) -> float:
-    """Return the percentage of all cores that its process uses."""
+    """Return the percentage of all cores that the node's process uses, over `span` seconds."""
     process = psutil.Process(node.pid)
     times, begun = process.cpu_times(), time.monotonic()
     until("the time is over", lambda: time.monotonic() - begun > span)
@@ -60,7 +60,7 @@ def cpu_share(node: Node, span: float) -> float:
 
 
 def unchanged(node: Node) -> int | None:
-    """Return how many updates it has made if it makes no others for a second."""
+    """Return the number of updates that the node has made; None if it makes more within a second."""
     before = node.until("it runs", lambda status: status).own_updates
     time.sleep(1.0)
     after = node.until("it runs", lambda status: status).own_updates
@@ -78,7 +78,7 @@ def test_a_pause_takes_effect_within_a_step_and_frees_the_cpu(limited: Node) -> 
     status = asyncio.run(client(limited).pause())
     assert (status.state, status.pauses) == ("paused", ["asked for"])
     own = until("its last step is done", lambda: unchanged(limited))
-    assert own <= status.own_updates + 64  # finished and not yet in the log
+    assert own <= status.own_updates + 64  # finished, but not in the log yet
     assert cpu_share(limited, 1.0) < SHARE / 2
     assert limited.until("it runs", lambda status: status).own_updates == own
     assert run(limited, "resume") == "resumed\n"

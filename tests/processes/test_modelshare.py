@@ -1,4 +1,4 @@
-"""A volunteer with nothing but an invitation downloads the model from real peers, and is killed meanwhile."""
+"""A volunteer with only an invitation downloads the model from real peers. Its node is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 Make = Callable[..., Node]
 
 PADDING = 9_000_000
-"""Bytes with which the smallest model takes a few seconds at RATE."""
+"""Bytes added to the smallest model, so that its download takes a few seconds at RATE."""
 
 RATE = "2M"
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmQKVHTFF99bdPUKVce3DbpMSBgZjkvyCttw9zQxb63tM7"
@@ -34,21 +34,21 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The smallest base model with a large file that its tokenizer does not read."""
+    """The smallest base model, with an added large file that its tokenizer does not read."""
     found = Path(shutil.copytree(files.EMBEDDED / "tiny", tmp_path / "model"))
     (found / "vocab.bpe").write_bytes(os.urandom(PADDING))
     return found
 
 
 def serving(make: Make, name: str, model: Path, *arguments: object) -> Node:
-    """Return a relay that serves this folder as the run's base model, whatever is in it."""
+    """Return a relay that serves the folder `model` as the run's base model, even if it is another model."""
     return make(
         name, *LOOPBACK, "--role", "relay", "--set", "data.share_model=yes", "--model", model, *arguments
     ).start()
 
 
 def lying_copy(home: Path, model: Path) -> Path:
-    """Return a copy of the model whose longest file has only its length right."""
+    """Return a copy of the model whose longest file has the right length and wrong content."""
     copy = Path(shutil.copytree(model, home / "lies"))
     (copy / "vocab.bpe").write_bytes(os.urandom(PADDING))
     (home / "liar").mkdir(mode=0o700)
@@ -93,7 +93,7 @@ def test_an_invitation_is_enough_although_a_peer_lies_and_the_node_is_killed(
 
 
 def listing_parts(partial: Path, model: Path) -> list[int]:
-    """Return the offsets of the pieces of the longest file that have arrived."""
+    """Return the offsets of the pieces of the model's longest file that have arrived."""
     file, size = partial / "vocab.bpe", 1 << 20
     if not file.is_file():
         return []

@@ -1,4 +1,5 @@
-"""A volunteer's machine opens none of its files because a run names them: each `open` of a node is traced."""
+"""Tests that a node opens none of a volunteer's files because a run names them: each `open` of a node is
+traced."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 ROWS = "text\tlabel\nmy diary\t1\n"
 FOLDERS = ("text", "nobody/set", "models/mine", ".ssh")
-"""Folders of a volunteer whose names a hostile manifest may hit."""
+"""Folders of a volunteer whose names a hostile manifest may contain."""
 
 TINY = files.EMBEDDED / "tiny"
 
@@ -33,7 +34,7 @@ CALLS = frozenset({"open", "os.listdir", "os.scandir"})
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with files that are nobody's business."""
+    """A home with private files."""
     for folder in FOLDERS:
         (tmp_path / "home" / folder).mkdir(parents=True)
         for name in ("train.tsv", "test.jsonl", "config.json", "secret.parquet"):
@@ -51,12 +52,12 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Node]]:
 
 
 def of_a_user(home: Path) -> tuple[Path, ...]:
-    """Folders that sfnode and its libraries have in a home."""
+    """Return the folders that sfnode and its libraries may have in a home."""
     return home / ".local" / "share" / "sfnode", home / ".cache", home / ".config"
 
 
 def traced(words: list[str]) -> None:
-    """The command `sfnode`, with a line for each place that it opens."""
+    """Run the command `sfnode`, and write a line for each path that it opens."""
     out = os.open(os.environ["SFNODE_TRACE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
@@ -68,7 +69,8 @@ def traced(words: list[str]) -> None:
 
 
 def opened(home: Path, *words: object) -> tuple[set[str], str, int]:
-    """Run a command in a volunteer's home; return what it has opened, what it has said, and its status."""
+    """Run a command in a volunteer's home. Return the paths that it opened, its error output, and its exit
+    status."""
     trace, err = home.parent / "trace", home.parent / "err"
     trace.write_text("")
     err.write_text("")
@@ -83,8 +85,8 @@ def opened(home: Path, *words: object) -> tuple[set[str], str, int]:
 
 
 def strange(places: set[str], tests: Path, *allowed: Path) -> set[str]:
-    """Return the places that are neither the system's nor among those that a node may open; of the folder for
-    temporary files that of these `tests` is not the system's."""
+    """Return the paths that are neither the system's nor in `allowed` folders. The system's folder for
+    temporary files counts as the system's, except for the folder `tests` in it."""
     own = (*SYSTEM, *map(str, (Path(files.__file__).parents[2], *allowed)))
     found = {place for place in places if not within(place, own)}
     return {
@@ -97,7 +99,7 @@ def within(place: str, folders: Iterable[str]) -> bool:
 
 
 def hostile(make: Callable[..., Node], folder: Path, run: Manifest) -> str:
-    """Start a relay of a run, and return the link to it."""
+    """Start a relay of the run `run`. Return the link to it."""
     (folder / "run.toml").write_text(run.to_toml())
     relay = make("hostile", *LOOPBACK, "--role", "relay", "--run", folder / "run.toml").start()
     link: str = relay.link()

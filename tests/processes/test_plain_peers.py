@@ -1,4 +1,5 @@
-"""A run whose nodes know nobody but peers of Hivemind's DHT: `hivemind-dht` as its package installs it."""
+"""A run whose nodes know only peers of Hivemind's DHT: the command `hivemind-dht` as its package installs
+it."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ NO_NODE = "is a peer of Hivemind's DHT and no node: it leads to nodes of the run
 
 
 def waits(status: Status) -> bool:
-    """Tell whether a node waits because it has found no other."""
+    """Return whether a node waits because it has found no other node."""
     return status.wait is not None and status.wait.reason is Wait.NODES
 
 
 class PlainPeer:
-    """One `hivemind-dht`."""
+    """A process of `hivemind-dht`."""
 
     def __init__(self, home: Path, name: str, *initial: str) -> None:
         self._output = home / f"{name}.out"
@@ -55,7 +56,7 @@ class PlainPeer:
 
 @contextmanager
 def plain_peers(home: Path) -> Iterator[Callable[..., PlainPeer]]:
-    """Yield a function that starts them; none outlives the block."""
+    """Yield a function that starts plain peers. All of them have ended after the block."""
     made: list[PlainPeer] = []
 
     def make(*arguments: str) -> PlainPeer:
@@ -102,6 +103,6 @@ def test_a_run_begins_grows_and_comes_back_through_peers_of_hivemind_alone(tmp_p
         member.start()
         member.until("it waits for others", waits)
         assert "looks for others in the DHT" in member.output()
-        move(organiser)  # what the member remembers leads nowhere but to the peer that is left
+        move(organiser)  # of all addresses that the member remembers, only that of `second` is still right
         organiser.start()
         member.until("it is in the run again", lambda status: status.links and status.known > known)

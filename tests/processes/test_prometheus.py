@@ -1,6 +1,7 @@
-"""A real Prometheus scrapes real nodes: it takes what they say, and no panel of our dashboard stays empty.
+"""A real Prometheus scrapes real nodes: it accepts their metrics, and no panel of our dashboards stays empty.
 
-This stands for Grafana itself, which no registry here has: its panels are the questions that it would ask.
+This stands for a test with Grafana, which no package registry here has: a panel of Grafana only asks these
+expressions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def promtool(folder: Path, *arguments: object, text: str = "") -> None:
-    """Run promtool, which has nothing to find fault with."""
+    """Run promtool. Assert that it finds no fault."""
     command = [str(folder / "promtool"), *map(str, arguments)]
     ended = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
@@ -51,12 +52,12 @@ def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: P
         make("member", organiser.link(), "--metrics", second, *calm).start()
         organiser.until_organised("an epoch is sealed", lambda said: said.sealed)
         client = Client(Layout(organiser.folder).control_socket)
-        asyncio.run(client.evaluate(limit=16))  # before that nothing is known of the drift
+        asyncio.run(client.evaluate(limit=16))  # without an evaluation the drift is unknown
         for target in targets():
             ask = prometheus.values if target.instant else prometheus.course
             until(f"{target.panel} has data", lambda ask=ask, target=target: ask(target.expression))
         for expression in documented():
-            prometheus.values(expression)  # raises for one that it does not understand
+            prometheus.values(expression)  # raises if Prometheus does not understand it
         for address in (first, second):
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
                 promtool(folder, "check", "metrics", text=answer.read().decode())

@@ -1,4 +1,5 @@
-"""A published page in a real browser: the first screen, contrasts, and nothing that moves or is fetched."""
+"""A published page in a real browser: its first screen and contrasts. Nothing moves, and nothing is
+fetched."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SAMPLES = [
 ]
 
 FIRST = ["h1", ".lead", "#quality", ".huge"]
-"""What has to be seen at a glance: what it is, and whether it gets better."""
+"""Parts that must be on the first screen: what the run is, and whether its model becomes better."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Every node of a run is restarted, the organiser's included: what yesterday's link is worth then."""
+"""All nodes of a run are restarted, the organiser too, and an older link still leads into the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAINER = (*LOOPBACK, "--set", "node.samples=0", "--limit", "cpu=25")
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """A web server of files that says nothing."""
+    """A web server of files that logs nothing."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -31,7 +31,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve a folder on this machine; yield the URL of its `run.json`."""
+    """Serve a folder on this machine within the block. Yield the URL of its `run.json`."""
     folder.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     Thread(target=server.serve_forever, daemon=True).start()
@@ -64,14 +64,14 @@ def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_
         link = invite(tmp_path, member)
         said = invitation.read(link)
         assert (len(said.contacts), said.url) == (2, url)
-        until(  # it learns the member's address within seconds, and has nothing else to go by afterwards
+        until(  # it learns the member's address within seconds, and has no other clue later
             "the organiser knows where the member is",
             lambda: len(invitation.read(invite(tmp_path, organiser)).contacts) == 2,
         )
 
         everyone = [organiser, member]
         end(everyone)
-        move(organiser)  # the member's address is the only one of the link that still leads anywhere
+        move(organiser)  # then only the member's address in the link is still right
         for node in everyone:
             node.start()
         assert len(listening(everyone) & set(said.addresses)) == 1
@@ -88,14 +88,12 @@ def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_
         member.start()
         late = make("late", link, *TRAINER).start()
         counts(organiser, late)
-        counts(
-            organiser, member
-        )  # it knows nobody else's address, and has asked the page that its link named
+        counts(organiser, member)  # it knows no other address, and has asked the page named by its link
         assert not listening([organiser, member]) & set(said.addresses)
 
 
 def counts(organiser: Node, member: Node) -> None:
-    """Wait until an update that a node makes from now on has come to the organiser."""
+    """Wait until the organiser has an update that the member made after this call."""
     own = member.until("it trains", lambda status: status.own_updates > 0)
     assert own.origin is not None
     had = made_by(organiser, own.origin)
@@ -103,12 +101,12 @@ def counts(organiser: Node, member: Node) -> None:
 
 
 def made_by(node: Node, origin: str | None) -> int:
-    """Return how many updates of an origin a node has."""
+    """Return the number of updates of an origin that a node has."""
     return sum(feed.updates for feed in node.feeds() if feed.origin == origin)
 
 
 def listening(running: list[Node]) -> set[str]:
-    """Return the addresses at which these nodes are now."""
+    """Return the present addresses of these nodes."""
     return {address for node in running for address in node.until("it listens", bool).addresses}
 
 
@@ -118,5 +116,5 @@ def end(running: list[Node]) -> None:
 
 
 def move(node: Node) -> None:
-    """Have a node listen on another port when it starts again."""
+    """Make a node listen on another port from its next start on."""
     Layout(node.folder).ports.unlink()

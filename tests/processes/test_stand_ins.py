@@ -1,4 +1,4 @@
-"""The drill: a run whose organiser is gone for good goes on, with nobody awake (SPEC O21 to O23)."""
+"""A run whose organiser is gone for good goes on, without any action of a person (SPEC O21 to O23)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def organises(node: Node) -> bool:
 
 
 def goes_on(members: list[Node], before: int) -> int:
-    """Wait until updates of all members count in a later term, by another organiser; return how many do."""
+    """Wait until every member knows a later term than `before`, and more counted updates than at that time.
+    Return the number of counted updates."""
     for member in members:
         begun = member.until_organised("another organises", lambda status: status.term > before).counted
         counted = member.until_organised(
@@ -69,7 +70,7 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
         members[3].until("all are here", lambda status: status.organised.stand_ins_here == 3)
 
         before = term(organiser)
-        organiser.send(signal.SIGSTOP)  # a laptop that sleeps
+        organiser.send(signal.SIGSTOP)  # as when a laptop sleeps
         shown = goes_on(members, before)
         organiser.send(signal.SIGCONT)
         organiser.until_organised("it stands by", lambda status: status.organiser == "standing by")
@@ -77,7 +78,7 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
         leader = next(member for member in members if organises(member))
         leader.until("all are here", lambda status: status.organised.stand_ins_here == 3)
         others = {0, *numbers[:2]} - {numbers[members.index(leader)]}
-        decides(tmp_path, leader, "stand-ins", *others)  # who stands in already is named again
+        decides(tmp_path, leader, "stand-ins", *others)  # present stand-ins are named again
         before = term(leader)
         decides(tmp_path, leader, "hand-over", "--to", 0)
         organiser.until_organised("it organises again", lambda status: status.organiser == "organising")

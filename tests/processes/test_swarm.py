@@ -1,4 +1,5 @@
-"""`sfnode swarm`: real processes, compared at the end; none is left however it ends."""
+"""`sfnode swarm` with real processes: equal digests at the end, and no process left, however the swarm
+ends."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.publish.test_words import check
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 LONG = 1_000_000
-"""Update budget that no swarm reaches here."""
+"""Update budget that no swarm of these tests reaches."""
 
 SHORT = 40
 
@@ -30,7 +31,7 @@ TWINS = "left", "right"
 
 
 class RunningSwarm:
-    """A swarm that runs until it is ended."""
+    """A swarm that runs until a signal or an error ends it."""
 
     def __init__(self, home: Path, name: str, nodes: int) -> None:
         self.folder = home / name
@@ -49,7 +50,8 @@ class RunningSwarm:
         return int(self._lock(node).read_text())
 
     def ended(self) -> tuple[int, str]:
-        """Wait for it and all its processes to end; return its exit status and its standard error."""
+        """Wait until the swarm and all its processes have ended. Return its exit status and its standard
+        error."""
         ended = self._command.ended()
         until("no process is left", lambda: not any(alive(process) for process in self.family))
         return ended.returncode, ended.stderr
@@ -68,7 +70,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "long.toml").write_text(build({"update_budget": LONG}).to_toml())
     keys = RunKeys.generate()
     short = build({"update_budget": SHORT, "epoch_updates": SHORT // 2} | keys.options())
-    for name in TWINS:  # each goes on with the keys that it finds, so that both have the same run
+    for name in TWINS:  # each uses the keys that it finds, so that both have the same run
         keys.write(short.run_id, folder / name / "keys")
         (folder / name / "run.toml").write_text(short.to_toml())
     (folder / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")
@@ -80,7 +82,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def twins(home: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Two swarms of the same organised run at once, in an environment with options for other commands."""
+    """Two swarms of the same organised run, which ran at the same time in an environment with options for
+    other commands."""
     misleading = {"SFNODE_ROLE": "relay", "SFNODE_STEPS": "1", "SFNODE_PEERS": "/ip4/192.0.2.1/tcp/1/p2p/QmA"}
     command = ["swarm", "--nodes", "2", "--run", "left/run.toml", "--json", "--out"]
     running = [Command(home, *command, name, **misleading) for name in TWINS]

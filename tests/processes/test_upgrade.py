@@ -1,4 +1,5 @@
-"""This version on the folder of the last release, beside peers of that release: nothing is lost."""
+"""This version of sfnode with the folder of the last release, beside peers of that release: nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from tests.processes.helpers import LOOPBACK, Node, environment, nodes, until
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 LAST = "25f799ac"
-"""The commit of version 0.2.0."""
+"""Commit of version 0.2.0."""
 
 MADE = "from sfnode.models.manifest_builder import build; print(build({'update_budget': 250_000}).to_toml())"
-"""What makes a run, in that version."""
+"""Script that prints the manifest of a run, in version 0.2.0."""
 
 
 def of(folder: Path) -> str:
-    """Return the places of the packages of a version."""
+    """Return the PYTHONPATH of the version of sfnode in `folder`."""
     return os.pathsep.join(map(str, (folder, folder / "protocol")))
 
 
@@ -46,7 +47,7 @@ def last_release(tmp_path: Path) -> Path:
 
 
 def kept(node: Node) -> dict[Feed, int]:
-    """Return how many updates of each feed are on the node's disk."""
+    """Return the number of updates of each feed on the node's disk."""
     try:
         with UpdateLog.open(Layout(node.folder).log, read_only=True) as log:
             return {tail.feed: tail.next for tail in log.tails()}
@@ -55,7 +56,7 @@ def kept(node: Node) -> dict[Feed, int]:
 
 
 def of_owner(node: Node, where: Node) -> dict[Feed, int]:
-    """Return what a node's disk has of another one's updates."""
+    """Return the number of updates on the disk of `where`, for each feed of `node`'s origin."""
     if not Layout(node.folder).identity.exists():
         return {}
     origin = Identity.read(Layout(node.folder).identity).public

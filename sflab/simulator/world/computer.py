@@ -131,12 +131,12 @@ class WatchedLog(UpdateLog):
 
 
 class Computer:
-    """One computer, with its node while that runs."""
+    """One computer, with its node while the node runs."""
 
     hostile = False
 
     def __init__(self, world: World, name: str, hardware: Hardware, files: Files | None = None) -> None:
-        """With the `files` of another computer, it is a copy of that one."""
+        """`files` makes this computer a copy of the computer that has these files."""
         self.world = world
         self.name = name
         self.display_name = name
@@ -176,7 +176,7 @@ class Computer:
         self._program = virtual_time.Program()
         self._offset = self._reading = 0.0
         self._stops: dict[Feed, int] = {}
-        """Next step of each feed that the node will count, since its last start."""
+        """Next step of each feed that the node will count, as observed since its last start."""
         self._task: asyncio.Task[None] | None = None
         if files:
             self.layout.path.mkdir()
@@ -204,8 +204,8 @@ class Computer:
         return self.log.stop(self.machine.own) if self.up and self.log and self.machine.own else 0
 
     def counted(self, feed: Feed) -> int:
-        """Return the first step of a feed that does not count by its log: the feed's end, or an earlier fork;
-        0 while it is off."""
+        """Return the first step of a feed that does not count according to the node's log: the feed's end, or
+        an earlier fork; 0 while the node is off."""
         if self.log is None:
             return 0
         stop = self.log.stop(feed)
@@ -294,7 +294,7 @@ class Computer:
         return self._reading
 
     def leap(self, seconds: float) -> None:
-        """Move the clock forward by `seconds`, or stop it for as long if negative."""
+        """Move the clock forward by `seconds`; if negative, stop it for as many seconds."""
         self._note("clock", f"{seconds:+.1f} s")
         self._offset += seconds
 
@@ -305,7 +305,7 @@ class Computer:
             self._context.run(self.running.model.advance)
 
     def step(self, pace: float) -> None:
-        """Let the node make an update. The next one follows after `pace` seconds, so they may be signed
+        """Let the node make an update. The next update follows after `pace` seconds, so both may be signed
         together."""
         scheduler = self.running.model.scheduler if self.up else None
         if scheduler:
@@ -390,7 +390,7 @@ class Computer:
             carry_out(self.tampered(effects))
 
         async def slow_wait() -> None:
-            if self.hardware.work:  # after a round, of which all is on disk by now
+            if self.hardware.work:  # after a round, whose writes are all on disk
                 await asyncio.sleep(driver._host.taken * self.hardware.work)
             await wait()
 
@@ -418,7 +418,7 @@ class Computer:
         self.start()
 
     def tampered(self, effects: list[Effect]) -> list[Effect]:
-        """Return the effects to carry out. An honest node changes none."""
+        """Return the effects to carry out. An honest node returns `effects` unchanged."""
         return effects
 
     def crash(self, *, power_cut: bool = False) -> None:
@@ -448,7 +448,7 @@ class Computer:
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
         self.engine = self.make_engine(manifest)
-        scheduler = self.running.model.scheduler  # whose node may have waited for a checkpoint first
+        scheduler = self.running.model.scheduler  # the node may have waited for a checkpoint before
         assert scheduler
         scheduler.ahead = 1
         scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance

@@ -39,7 +39,7 @@ def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:
 def lose_unsynced(log: UpdateLog) -> None:
     """Close a log as in a power cut: pages that were written but not synced are lost."""
     (level,) = log._writer.execute("PRAGMA synchronous").fetchone()
-    synced = log.path.read_bytes()  # without the WAL, which is synced by a commit or by nothing
+    synced = log.path.read_bytes()  # without the WAL, which only a commit syncs
     log.close()
     if level < SYNCED:
         _overwrite(log.path, synced)
@@ -87,7 +87,7 @@ def lose(layout: Layout, feed: Feed, kept: int) -> None:
 
 
 def take_for_original(layout: Layout, run_id: bytes) -> None:
-    """Make a copied log believe that it was never moved, as on a cloned machine."""
+    """Record in a copied log that it was never moved, as on a cloned machine."""
     with UpdateLog.open(layout.log, run_id) as log:
         data_folder.remember_location(log)
 

@@ -98,8 +98,8 @@ class IntegerEngine:
 def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[Values, ...]:
     """Return the measurements for these seeds: scalars or, in a first-order run, vectors.
 
-    Scalars are never 0, which would not change a sum. Some vectors are too long or too short to change the
-    weights.
+    Scalars are never 0, because a 0 would not change a sum. Some vectors are too long or too short to change
+    the weights.
     """
     if run.cells:
         return tuple(_vector(seed + salt, run.cells) for seed in seeds)

@@ -94,7 +94,7 @@ class Oracle:
         return story is not None and step <= story.stop and chain in story.heads[step]
 
     def admitted(self, feed: Feed, segment: Segment, before: bytes, now: float, who: str) -> None:
-        """Record admitted updates that nobody was seen to make. Raises Violation unless their origin is
+        """Record admitted updates that no origin was seen to make. Raises Violation unless their origin is
         hostile."""
         if feed.origin in self.honest:
             said = f"steps {segment.first} to {segment.stop} of a feed were never made by their honest origin"

@@ -1,5 +1,4 @@
-"""Trace of a run: a hash over all frames, which equal runs share, the last entries for debugging, and
-traffic.
+"""Trace of a run: a hash over all frames (equal in equal runs), the last entries for debugging, and traffic.
 
 Entries are kept as values, and formatted only when they are read.
 """
@@ -123,7 +122,7 @@ class Traffic:
 
     @property
     def copies(self) -> float:
-        """Copies of an update that were sent, per delivery of an update."""
+        """Mean number of copies of an update that were sent, per delivery of an update."""
         return self.copies_sent / self.deliveries if self.deliveries else 0.0
 
 

@@ -73,10 +73,10 @@ class World:
         computer: type[Computer] = Computer,
         watched: bool = True,
     ) -> None:
-        """If `managed`, all nodes reach each other; otherwise only pairs given to `want`.
+        """`managed` tells whether all nodes reach each other; otherwise only the pairs given to `want` do.
 
-        If `watched`, everything that nodes write to disk is checked. Their engines must then be engines of
-        integers.
+        `watched` tells whether everything that nodes write to disk is checked. The nodes' engines must then
+        be engines of integers.
         """
         self.seed = seed
         self.manifest = manifest
@@ -97,12 +97,12 @@ class World:
         """Chain head after each decision on an honest node's disk, and the first node with it; keyed by
         position. Empty in a run without stand-ins."""
         self.leaderless_since: float | None = None
-        """Time at which the organising node died; None while somebody organises."""
+        """Time at which the organising node died; None while a node organises."""
         self.undone: set[bytes] = set()
         """Origins with undone work."""
         self.may_fork: set[int] = set()
         """Terms whose key is in use twice."""
-        allow_most()  # a node has six open
+        allow_most()  # a node opens six files
         self._folder = tempfile.TemporaryDirectory(
             prefix="sfnode-", dir=RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
         )
@@ -120,7 +120,7 @@ class World:
         self.verify = remembering()
         self.random = Random(f"{seed}/troubles")  # another label would change all runs
         self.names: dict[bytes, set[str]] = {}
-        """Display names of each honest origin. Twins have different ones."""
+        """Display names of each honest origin. Twins have different names."""
         self.left: set[str] = set()
         """Names of nodes that left for good."""
         self.faults_middle = float("inf")
@@ -199,7 +199,8 @@ class World:
     # -- computers ---------------------------------------------------------------------------------
 
     def add(self, name: str, files: Files | None = None) -> Computer:
-        """Add a computer that is off. With the files of another one, it is its twin."""
+        """Add a computer that is off. With the `files` of another computer, it is the twin of that
+        computer."""
         node = self.computer(self, name, self.hardware, files)
         number = len(self.nodes)
         node.address = f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
@@ -222,7 +223,8 @@ class World:
     def want(self, one: Computer, other: Computer, *, both: bool = True) -> None:
         """Give `one` the other's address, as its user would.
 
-        If nodes do not all reach each other, this pair does. With `both`, the other one dials, too.
+        In a world that is not `managed`, the two then reach each other. There, with `both`, `other` dials,
+        too.
         """
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))
@@ -245,7 +247,7 @@ class World:
         return (node for node in self.nodes.values() if node.name not in self.left)
 
     def pick(self) -> Computer | None:
-        """Return a random node that is up; None without any."""
+        """Return a random node that is up; None if no node is up."""
         living = list(self.living())
         return self.random.choice(living) if living else None
 
@@ -288,7 +290,7 @@ class World:
         """Record the decisions that `node` has on disk now.
 
         Raises Violation if another node had different decisions of the same term, unless the scenario forks
-        it. Decisions that only the organiser's disk had may be lost.
+        that term. Decisions that only the organiser's disk had may be lost.
         """
         chain = control_feed.genesis(self.run.run_id)
         for position, entry in enumerate(log.control()):
@@ -306,7 +308,7 @@ class World:
     def _shown(self, node: Computer, position: int, chain: bytes) -> None:
         """Record a decision that a node shows to its owner.
 
-        Raises Violation if another node showed a different one: one of them must be taken back.
+        Raises Violation if another node showed a different decision: one of the two must be taken back.
         """
         known, by = self.shown.setdefault(position, (chain, node.name))
         if known != chain:
