@@ -127,7 +127,7 @@ class Outbox:
 
 @dataclass(slots=True)
 class Inbox:
-    """What is known of the feeds that the peer claims to have, was asked for, or has brought."""
+    """State of the feeds that the peer claims to have, was asked for, or has brought."""
 
     ahead: dict[Feed, int] = field(default_factory=dict)
     """Feeds in which the peer is or was ahead of us, each with the step that the peer had reached when the
