@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sfnode import heap
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.subspace import Subspace
 from sfnode.models.bases import missing
@@ -290,8 +291,9 @@ class MergedWeights:
 
     def _begin(self, epoch: int) -> None:
         """Make this the epoch in training: schedule the rebuild of every target, and the merge of its live
-        core of the past epoch."""
+        core of the past epoch. Return memory that was freed in the past epoch to the system."""
         self._epoch = epoch
+        heap.trim()
         if self._exact:  # the live cores are empty
             self._live_epochs = [epoch for _ in self._targets]
             return

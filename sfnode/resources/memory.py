@@ -9,7 +9,6 @@ reuse freed pages without raising the peak. This module knows neither models nor
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import statistics
 import threading
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from sfnode import heap
 from sfnode.schema.results import FitResult
 
 RUNS = 3
@@ -107,9 +107,7 @@ def most(device: torch.device) -> int | None:
 def tidy() -> None:
     """Return unused memory to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
-    if trim is not None:
-        trim(0)
+    heap.trim()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

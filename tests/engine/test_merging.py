@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -352,3 +354,14 @@ def test_what_is_far_below_the_rounding_of_a_weight_is_not_lost_when_its_epoch_i
         along += float((moved * wanted).sum())
         norm += float((wanted * wanted).sum())
     assert along / norm == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident memory from /proc")
+def test_memory_that_was_freed_goes_back_to_the_system_when_an_epoch_begins() -> None:
+    run, _ = live_trainer("opt")
+    run.weights.follow(0)
+    blocks = [bytearray(b"x" * 65_536) for _ in range(2000)]
+    del blocks[:-1]  # glibc keeps the pages of the others, which lie below the last one
+    before = psutil.Process().memory_info().rss
+    run.weights.follow(1)
+    assert before - psutil.Process().memory_info().rss > 100 * 2**20
