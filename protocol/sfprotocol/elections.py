@@ -53,8 +53,8 @@ SPREAD = 10.0
 might get half of the votes each, so that neither is elected."""
 
 STATEMENT_BYTES, STATEMENT_RATE, STATEMENT_BURST = 320, 8_192.0, 524_288.0
-"""STATEMENT_BYTES: size of a statement without entries. STATEMENT_RATE, STATEMENT_BURST: maximum bytes of
-statements of one stand-in that are forwarded, per second and at once. The largest decision, of 192 KiB, fits
+"""STATEMENT_BYTES: size of a statement without entries. Of each stand-in's statements, at most STATEMENT_RATE
+bytes a second, and STATEMENT_BURST bytes at once, are forwarded. The largest decision, of 192 KiB, fits
 the burst; only runs with thousands of members have such decisions, and their epochs last minutes."""
 
 LEAP = 1024

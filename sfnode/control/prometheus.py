@@ -242,7 +242,7 @@ def route(status: Callable[[], Status]) -> web.RouteDef:
 async def serve(status: Callable[[], Status], host: str, port: int) -> Callable[[], Awaitable[None]]:
     """Serve `GET /metrics`, and nothing else, on TCP. Return the function that stops it.
 
-    Refuses requests of other sites' pages, and requests to host names other than `host`, this machine's name,
+    Refuses requests that pages of other sites send, and host names other than `host`, this machine's name,
     localhost and IP addresses. Raises UserError PORT_IN_USE or BAD_OPTION.
     """
     application = web.Application(middlewares=[only_known_hosts(host)])

@@ -4,8 +4,8 @@ U11).
 A core X is applied in activation space, y += U (X (V^T x)), as a small leaf of the autograd graph
 (`models.perturbation`). No matrix is written, no gradient of a weight is computed, and frozen layers below
 the first target have no backward pass. If a backward pass needs too much memory, the mini-batch is computed
-in parts; if a single row needs too much, its blocks are computed again (gradient checkpointing). The memory
-for the first row shows whether a model needs either.
+in parts; if a single row needs too much, its blocks are computed again (gradient checkpointing). Both
+follow from the bytes per token of the first pass.
 
 This module knows a model, bases and encoded rows. It knows neither feeds nor the origin of rows.
 """

@@ -194,8 +194,7 @@ class Past:
 
 TOLERANCE = 0.05
 """Maximum relative difference at which signed and measured worths are considered to agree. In a real run, on
-one machine, all digits were equal. The difference is larger between number formats, but bfloat16 and float32
-were not compared within one run."""
+one machine in float32, all digits were equal. Number formats should differ more; that was not measured."""
 
 
 def remeasure(

@@ -96,7 +96,7 @@ times too large."""
 
 
 Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
-"""Losses of each row, keyed by (epoch, whether the result is the base model's, measure)."""
+"""Losses of a result's rows, keyed by (epoch, whether the result is of the base model, measure)."""
 
 
 class SealResult(NamedTuple):

@@ -150,8 +150,8 @@ gradients of the same rows in every round the validation loss is not noisy: it f
 patience of 9 rounds the loss on AG News ended 0.003 higher."""
 
 HEAD_EPOCH = 1.0
-"""Minimum length of a head's round, in seconds. Updates are nearly free, so that rounds would otherwise be
-very short. With this length, the longest run of a head reached its best model after 35 rounds, in less than a
+"""Minimum length of a head's round, in seconds. As updates are nearly free, rounds would otherwise be very
+short. With this length, the longest run of a head reached its best model after 35 rounds, in less than a
 minute. People who join within that time should still find the run going on."""
 
 

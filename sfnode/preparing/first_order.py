@@ -78,7 +78,7 @@ LIMIT = 2
 
 
 IDENTITY = 64
-"""Diagonal entries of a head's U, which is 0 elsewhere: each output is a coordinate of its own."""
+"""Diagonal entries of a head's U. All others are 0, so each output has its own coordinate."""
 
 ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
 """Placeholders for measured values while the given ones are checked."""

@@ -103,7 +103,7 @@ class Bad:
     """Number of the source's rows, good or bad."""
     count: int = 0
     empty: int = 0
-    """Number of bad rows that only lack a text or a label."""
+    """Number of bad rows that have no text or no label."""
     first: list[str] = field(default_factory=list)
     """Places and faults of the first bad rows."""
 

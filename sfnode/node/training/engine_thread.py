@@ -65,7 +65,7 @@ class EngineThread:
     """Runs an Engine in a daemon thread, from loading to the end. `start` starts it.
 
     It is made and called on the event loop. The callbacks run there, too: `on_ready()` once the engine is
-    loaded and has applied the updates advanced before `start`, `on_result(order, result)` after a step, and
+    loaded and the requests made before `start` are done, `on_result(order, result)` after a step, and
     `on_failure(error)` after an error of the engine or of the other two callbacks.
     """
 

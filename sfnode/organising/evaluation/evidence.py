@@ -344,8 +344,8 @@ class Evidence:
         return self._drift / self.weight if self.weight else 0.0
 
     def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
-        """Add the scores of the member's feeds in one epoch to its drift. `usual` is the median member's
-        drift in this epoch; None if there are too few members to find it."""
+        """Add the scores of the member's feeds in one epoch to the member's drift. `usual` is the median
+        member's drift in this epoch; None if this member is not compared."""
         drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
         self.weight = MEMORY * self.weight + updates
