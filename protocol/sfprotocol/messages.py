@@ -270,8 +270,8 @@ class Card:
 
     feed: Feed
     step: int
-    """Number of updates in the feed when the card was signed. Of two cards of a feed, the one with more updates
-    is used."""
+    """Number of updates in the feed when the card was signed. Of two cards of a feed, the one with more
+    updates is used."""
     name: str
     team: str
     signature: bytes
