@@ -103,9 +103,14 @@ def post(path: str, act: Callable[..., Any]) -> web.RouteDef:
     arguments of `act` are fields of the body, with the types that `act` declares."""
 
     async def fields_of(request: web.Request) -> dict[str, Any]:
-        return _FIELDS.validate_json(await request.read() or b"{}")
+        return fields(await request.read())
 
     return web.post(path, _handler(act, fields_of))
+
+
+def fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of a request's body; no fields if it is empty. Raises ValidationError."""
+    return _FIELDS.validate_json(body or b"{}")
 
 
 def _handler(act: Callable[..., Any], given: Callable[[web.Request], Any]) -> Handler:

@@ -83,8 +83,8 @@ def test_rows_of_a_search_are_shuffled_with_the_classes_by_turns() -> None:
 
 def test_a_search_that_doubts_an_epoch_ends_with_the_rows_there_are() -> None:
     """What looks like harm is looked at on up to 128 rows, however few were planned and there are."""
-    run, search = trainer(manifest("opt")), LineSearch(16)
-    after = moved(run, 1)
+    described, search = manifest("opt"), LineSearch(16)
+    run, after = trainer(described), moved(described, 1)
     line = Line(run.loaded, run.space, run.scale, difference(after.core.cores(), run.core.cores()))
     assert line.losses([], search.amounts).shape == (0, len(AMOUNTS))
     search.take(np.ones((16, len(AMOUNTS))) + np.arange(len(AMOUNTS)) + np.linspace(0, 0.1, 16)[:, None])
