@@ -272,14 +272,14 @@ def test_a_machine_that_does_not_compare_histories_with_named_ones_is_seen(
     monkeypatch.setattr(Organised, "_compare", lambda *_: [])
     monkeypatch.setattr(Organised, "_on_traced", lambda *_: [])
     monkeypatch.setattr(validation, "follows", lambda *_: True)
-    assert caught(simulate(SCENARIOS["organised-twins"], 2, nodes=5, seconds=12)) == "named"
+    assert caught(simulate(SCENARIOS["organised-twins"], 0, nodes=8)) == "named"
 
 
 def test_a_fork_proof_that_cuts_below_what_was_named_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = replace(SCENARIOS["organised-twins"], settle=40)
-    assert simulate(scenario, 2, nodes=5, seconds=12).failure is None
+    scenario = replace(SCENARIOS["organised-twins"], settle=60)
+    assert simulate(scenario, 4, nodes=6, seconds=12).failure is None
     monkeypatch.setattr(FeedState, "fork_cut", property(lambda state: state.forked))
-    assert caught(simulate(scenario, 2, nodes=5, seconds=12)) == "convergence"
+    assert caught(simulate(scenario, 4, nodes=6, seconds=12)) == "convergence"
 
 
 def test_a_forked_control_feed_that_goes_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_a_node_that_goes_on_with_a_feed_of_which_it_has_lost_named_steps_is_see
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(OwnFeed, "overruled", lambda *_: False)
-    assert caught(simulate(SCENARIOS["lost"], 0, nodes=8)) == "named"
+    assert caught(simulate(SCENARIOS["lost"], 2, nodes=4)) == "named"
 
 
 def test_an_organiser_that_gives_nothing_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
