@@ -9,8 +9,8 @@ of the time, the number of updates and the median memory of each node's process 
 without p2pd).
 
 With `--virtual`, nodes run in virtual time: two stay up, two crash and restart, and members join and leave.
-Prints, for each tenth of the time, the memory allocated by sfnode's code (tracemalloc, without the
-simulator's).
+Prints, for each tenth of the time, the memory of a node: BARE, and its share of what sfnode's code has
+allocated (tracemalloc, without the simulator's).
 
 Exit status 1 if the memory in the last tenth is more than LIMIT times that in the first.
 """
@@ -55,6 +55,9 @@ MIB = 2**20
 EPOCH, TURN = 300.0, 600.0
 """Virtual seconds of an epoch, and virtual seconds between two crashes."""
 
+BARE = 300.0
+"""MiB of a node's process with the smallest model, which the simulated nodes lack."""
+
 Row = tuple[int, list[float]]
 """Number of updates, and memory of each node in MiB."""
 
@@ -98,7 +101,7 @@ def _typical(seen: Sequence[Row]) -> Row:
 
 
 def in_virtual_time(seconds: float) -> Iterator[Row]:
-    """Yield a row for each tenth of the time, with the memory of all nodes together."""
+    """Yield a row for each tenth of the time, with the mean memory of a node."""
     policy = replace(runs.POLICY, target_updates=1 << 20, longest_epoch=EPOCH, amend_after=2 * EPOCH)
     manifest = runs.manifest(1)
     trace.KEPT = 0  # messages that explain a failure are the simulator's
@@ -114,7 +117,8 @@ def in_virtual_time(seconds: float) -> Iterator[Row]:
             _pass(world, seconds / TENTHS, newcomer=f"new{number}")
             gc.collect()
             found = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/sflab/*")])
-            yield nodes[0].organised.run_state.counted, [sum(one.size for one in found.traces) / MIB]
+            allocated = sum(one.size for one in found.traces) / MIB
+            yield nodes[0].organised.run_state.counted, [BARE + allocated / len(nodes)]
 
 
 def _pass(world: World, seconds: float, newcomer: str) -> None:
@@ -130,8 +134,9 @@ def _pass(world: World, seconds: float, newcomer: str) -> None:
             node = world[f"n{2 + turn % 2}"]
             world.do(node.crash)
             world.later(60, node.start)
-        if member.up and end - world.now < seconds / 2:
+        if newcomer in world.nodes and end - world.now < seconds / 2:
             world.do(member.crash)
+            del world.nodes[newcomer]
         for node in world.living():
             world.do(node.compute, 1)
         world.run_until(min(end, world.now + 10))

@@ -1,6 +1,6 @@
 """Measures the peak memory of each command on a real model in its default format.
 
-    python -m benchmarks.peak [--model FOLDER] [--updates 2000]
+    python -m benchmarks.peak [--model FOLDER] [--updates 64]
 
 Makes two runs on texts of benchmarks.topics: one trains a head, the other the model's matrices. For each run
 it runs init, a swarm of one node, eval, use and export. Prints the peak of each command: the resident memory
@@ -58,7 +58,7 @@ def resident(process: psutil.Process) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, default=real_model.FOLDER)
-    parser.add_argument("--updates", type=int, default=2000)
+    parser.add_argument("--updates", type=int, default=64)
     given = parser.parse_args()
     if given.model == real_model.FOLDER:
         real_model.write(given.model)

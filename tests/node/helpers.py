@@ -44,7 +44,7 @@ from sfprotocol.messages import EpochScalars, Feed, Segment
 from sfprotocol.seeds import I64
 from tests.transport.split import SplitNetwork
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 """Maximum seconds that a test waits. On an idle machine nothing takes more than two."""
 
 

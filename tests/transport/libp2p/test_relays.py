@@ -45,7 +45,7 @@ def relays(*given: str, known: list[str] | None = None) -> Relays:
 
 
 async def wants_a_start(of: Relays) -> bool:
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)  # more than LOST_PATIENCE, even doubled
     return await of.want_a_start()
 
 
