@@ -13,6 +13,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
@@ -133,7 +134,15 @@ class Course:
         """Name another organiser with the recovery key, and start that organiser."""
         file, steady, late = self.home / "succession.json", self.nodes["steady"], self.nodes["late"]
         next_key = "--keys-dir", self.home / "next-keys"
-        self._organise("late", "hand-over", "--out", file, *next_key)
+
+        def written() -> bool:
+            """Return whether the succession is written. It is refused while a neighbour has one decision more
+            than the node (SF067)."""
+            with suppress(AssertionError):
+                self._organise("late", "hand-over", "--out", file, *next_key)
+            return file.exists()
+
+        until("the node has all decisions", written)
         here("organise", "sign", file, "--keys-dir", self.home / "keys")
         self._organise("steady", "hand-over", "--submit", file)
         self.nodes["revenant"].until_organised("it stops", lambda said: said.organiser == "stopped")
