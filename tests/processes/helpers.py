@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 SFNODE = (sys.executable, "-m", "sfnode")
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Timeout, in seconds, for each expected event, even on a busy machine."""
 
 ENDING = 5.0
