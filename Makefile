@@ -100,6 +100,7 @@ soak: real-model
 	$(ALL) \
 	run $(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS); \
 	run $(BIN)/python -m benchmarks.field; \
+	run $(BIN)/python -m benchmarks.upgrade; \
 	run $(BIN)/python -m benchmarks.crowd; \
 	run $(BIN)/python -m benchmarks.crowd --virtual --nodes 100; \
 	run $(BIN)/python -m benchmarks.memory --virtual; \

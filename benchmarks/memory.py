@@ -56,7 +56,7 @@ EPOCH, TURN = 300.0, 600.0
 """Virtual seconds of an epoch, and virtual seconds between two crashes."""
 
 BARE = 300.0
-"""MiB of a node's process with the smallest model, which the simulated nodes lack."""
+"""MiB for the process of a simulated node, which has none: a relay's, the smallest, takes more."""
 
 Row = tuple[int, list[float]]
 """Number of updates, and memory of each node in MiB."""

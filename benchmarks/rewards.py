@@ -104,7 +104,7 @@ class Subject:
         prompts for which the best of several drawn answers is right."""
         questions = self.objective.questions(self.test)
         asked = [AnswerRequest(one.prompt) for one in questions]
-        answers = generate(self.loaded, asked, self.objective._likeliest) or []
+        answers = generate(self.loaded, asked, self.objective._likeliest)
         told = [score_of(task) for task in (self.task, self.task.model_copy(update={"verifier": FORM}))]
         rewards, forms = (
             np.array([score(answer.text, row) for answer, row in zip(answers, self.test, strict=True)])

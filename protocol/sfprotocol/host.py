@@ -361,26 +361,35 @@ class _Frames:
     def __init__(self, store: Store, form: messages.Form) -> None:
         self._store = store
         self._form = form
-        self._encoded: dict[messages.Message, bytes] = {}
+        self._encoded: dict[int, tuple[messages.Message, bytes]] = {}
+        """Pairs (message, encoding), keyed by the message's identity: hashing a segment of 4,096 updates for
+        each link would cost more than it saves. The message is stored so that its identity stays unique."""
         self._read: dict[tuple[messages.Feed, int], messages.Segment] = {}
+        self._served: dict[tuple[messages.Feed, int, int], messages.Segment] = {}
+        """Segments keyed by feed, first step and hop count: one object for every link that asks for it."""
         self._proofs: dict[messages.Feed, messages.Proof] = {}
 
     def of(self, message: messages.Message) -> bytes:
         """Return the encoding of `message`."""
-        if message not in self._encoded:
-            self._encoded[message] = wire_codec.encode(message, *self._form)
-        return self._encoded[message]
+        if id(message) not in self._encoded:
+            self._encoded[id(message)] = message, wire_codec.encode(message, *self._form)
+        return self._encoded[id(message)][1]
 
     def segment(self, serve: events.Serve, stop: int) -> messages.Segment:
         """Return the segment that a Serve asks for, with its hop count. It ends with the last signature at or
         before step `stop`, as later updates in the log do not count."""
-        feed, first = asked = serve.feed, serve.first
-        if asked not in self._read:
+        asked = serve.feed, serve.first, serve.hops
+        if asked not in self._served:
+            self._served[asked] = replace(self._from_log(serve.feed, serve.first, stop), hops=serve.hops)
+        return self._served[asked]
+
+    def _from_log(self, feed: messages.Feed, first: int, stop: int) -> messages.Segment:
+        if (feed, first) not in self._read:
             segment = self._store.read(feed, first, min(self._form.segment_updates, stop - first))
             if segment is None:
                 raise LocalProtocolError(f"the log ends before step {first}, which must be served")
-            self._read[asked] = segment
-        return replace(self._read[asked], hops=serve.hops)
+            self._read[feed, first] = segment
+        return self._read[feed, first]
 
     def proof(self, feed: messages.Feed) -> messages.Proof:
         """Return the proof that `feed` is cut."""

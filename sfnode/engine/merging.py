@@ -77,6 +77,9 @@ REBUILD_REST = 150
 """Pause after the rebuild of a target, as a multiple of the time that it took, so that rebuilds take less
 than 1 % of the time."""
 
+TRIM_REST = 200
+"""Pause after freed memory was returned, as a multiple of the time that it took: 3 to 50 ms."""
+
 QUANTISED_REBUILD_REST = 10
 """Pause after the rebuild of a quantised target, as a multiple of the time that it took, so that rebuilds
 take 9 % of the time at most. Quantised weights change only by rebuilds."""
@@ -158,6 +161,7 @@ class MergedWeights:
         self._clock = clock
         self._prompt = prompt
         self._merges = DutyCycle(clock, 0 if prompt else MERGE_REST)
+        self._trims = DutyCycle(clock, TRIM_REST)
         self._rebuilds = DutyCycle(clock, QUANTISED_REBUILD_REST if loaded.quantised else REBUILD_REST)
         self._pending = Core(*core.shape)
         """The part of the core that is not in the weights yet."""
@@ -293,7 +297,9 @@ class MergedWeights:
         """Make this the epoch in training: schedule the rebuild of every target, and the merge of its live
         core of the past epoch. Return memory that was freed in the past epoch to the system."""
         self._epoch = epoch
-        heap.trim()
+        if self._trims.due():  # epochs of an open run may last milliseconds
+            with self._trims.timed():
+                heap.trim()
         if self._exact:  # the live cores are empty
             self._live_epochs = [epoch for _ in self._targets]
             return

@@ -156,7 +156,7 @@ def test_the_updates_of_a_group_are_measured_on_what_its_first_seed_draws(
         run.step(seeds[:4], 0)
 
 
-@pytest.mark.parametrize("family", ["llama", ENCODERS[0]])
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) -> None:
     run, epsilon = trainer(manifest(family)), 2e-4  # its square is how far off the estimate is
     found = estimates(run.loaded, run.space.directions(SEEDS, 0), batches(run), epsilon)
@@ -263,7 +263,7 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("family", "group"), [*((family, 0) for family in FAMILIES), ("llama", 3)])
+@pytest.mark.parametrize(("family", "group"), [(family, group) for group in (0, 3) for family in FAMILIES])
 def test_what_all_texts_begin_with_is_read_once_for_each_point(
     family: str, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

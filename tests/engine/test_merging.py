@@ -294,6 +294,18 @@ def test_the_parts_of_a_large_core_are_that_core_and_small_enough_for_exact_prod
     assert whole is small
 
 
+def test_float32_beyond_its_bound_would_not_be_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "EXACT", 1 << 62)
+    run, batch = trainer(manifest("gpt2", learning_rate=1e-8)), updates(60, EPOCHS)
+    run.apply(batch._replace(scalars=batch.scalars * 2**20 + 1))
+    run.weights.rebuild()
+    wrong = [
+        not torch.equal(weight.cpu(), torch.from_numpy(by_integers(run, number)).float())
+        for number, weight in enumerate(live(run))
+    ]
+    assert any(wrong)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 def test_every_target_keeps_up_with_the_epochs_though_rebuilds_take_turns(
     dtype: str, monkeypatch: pytest.MonkeyPatch

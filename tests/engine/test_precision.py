@@ -40,7 +40,7 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 CLUMSY = ("bfloat16", "float16", "int8")
 """Those in which an update is less than the rounding of a weight."""
 
-SEEDS = update_seeds(3, 0, 8).tolist()
+SEEDS = update_seeds(3, 0, 16).tolist()
 
 ROUNDINGS = 16
 """By how many units in the last place of 1.0, times the loss, the difference of two losses may be off, in any
@@ -71,16 +71,21 @@ def test_a_scalar_is_that_of_float64_within_a_few_roundings_of_the_loss(family: 
     run = trainer(manifest(family), dtype=dtype)
     unit, wide = torch.finfo(run.loaded.dtype).eps, in_float64(run)
     for epsilon in (1e-3, 1e-2):
-        found, exact = measure(run, epsilon), measure(wide, rounded(epsilon, run))
-        for one, other in zip(found, exact, strict=True):
+        for one, other in zip(measure(run, epsilon), measure(wide, rounded(epsilon, run)), strict=True):
             assert one.alpha == pytest.approx(other.alpha, abs=ROUNDINGS * unit * other.loss / (2 * epsilon))
             assert one.loss == pytest.approx(other.loss, abs=ROUNDINGS * unit)
-    off = np.sqrt(np.mean((alphas(found) - alphas(exact)) ** 2))
-    assert off < SHARES[run.loaded.dtype] * np.sqrt(np.mean(alphas(exact) ** 2)) or family != "opt"
 
 
 SHARES = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.15}
-"""Of what is measured at an epsilon of 1e-2, that is rounding, by what layers compute in."""
+"""Shares of what is measured that are rounding, keyed by the dtype that layers compute in."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float16", "bfloat16"])
+def test_rounding_is_a_small_part_of_what_is_measured_at_a_suitable_epsilon(dtype: str) -> None:
+    run = trainer(manifest("opt"), dtype=dtype)
+    share = SHARES[run.loaded.dtype]  # int8 computes in bfloat16 on an accelerator
+    found, exact = alphas(measure(run, 1e-2)), alphas(measure(in_float64(run), rounded(1e-2, run)))
+    assert np.sqrt(np.mean((found - exact) ** 2)) < share * np.sqrt(np.mean(exact**2))
 
 
 def test_epsilon_is_that_which_half_precision_can_hold() -> None:

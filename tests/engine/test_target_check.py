@@ -30,6 +30,9 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.encoding import encode
 from tests.engine.helpers import (
     DEVICE,
+    ENCODERS,
+    EVERYTHING,
+    FAMILIES,
     HEADED_TASK,
     ROWS,
     TASK,
@@ -41,10 +44,17 @@ from tests.engine.helpers import (
 from tests.refusals import refused
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_no_family_has_anything_to_complain_of_with_all_it_has_in_training(family: str) -> None:
+    """tests/engine/test_estimator.py loads, and so checks, all families with the default selection."""
+    assert loading.target_problem(trainer(manifest(family, selection=EVERYTHING)).loaded) is None
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
-def test_rounding_is_no_problem(dtype: str) -> None:
-    """What is sound loads: tests/engine/test_estimator.py loads every family in float32."""
-    assert loading.target_problem(trainer(manifest("gemma2"), dtype=dtype).loaded) is None
+@pytest.mark.parametrize("family", ["opt", "gemma2", "bert"])
+def test_rounding_is_no_problem(family: str, dtype: str) -> None:
+    """Loading refuses a model with a problem, so that this fails in `trainer` already."""
+    assert loading.target_problem(trainer(manifest(family), dtype=dtype).loaded) is None
 
 
 def plain(mlp: Any, x: Tensor) -> Tensor:
@@ -230,7 +240,7 @@ def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(
         loaded("mamba", tmp_path / "mamba")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(5))
 def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answers(
     seed: int, tmp_path: Path
 ) -> None:
