@@ -33,19 +33,17 @@ def down() -> Iterator[str]:
         yield f"/ip4/127.0.0.1/tcp/{unheard.getsockname()[1]}/p2p/QmDown"
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOST_PATIENCE", 0.05)
-
-
 def relays(*given: str, known: list[str] | None = None) -> Relays:
     made = Relays(given, Names(), Random(0))
     made.known = lambda: known or []
     return made
 
 
-async def wants_a_start(of: Relays) -> bool:
-    await asyncio.sleep(0.3)  # more than LOST_PATIENCE, even doubled
+async def wants_a_start(of: Relays, after: float = module.LOST_PATIENCE) -> bool:
+    """Return what `of` wants when the event loop's clock is `after` seconds further on."""
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    loop.time = lambda: time() + after  # type: ignore[method-assign]
     return await of.want_a_start()
 
 
@@ -86,7 +84,7 @@ async def test_a_start_is_wanted_when_the_only_relay_is_lost_and_one_answers(up,
     await lost.choose()
     assert not await wants_a_start(lost), "nobody answers"
     known.append(up[1])
-    assert await wants_a_start(lost)
+    assert await wants_a_start(lost, 2 * module.LOST_PATIENCE)
 
 
 async def test_after_relays_that_have_refused_others_are_asked(up):
@@ -101,6 +99,7 @@ async def test_relays_that_have_refused_are_no_reason_for_a_start_and_patience_d
     await here.choose()
     assert not await wants_a_start(here)
     here.known = lambda: [up[1]]
-    assert not await here.want_a_start(), "it has looked a moment ago"
+    assert not await wants_a_start(here), "it has looked a moment ago"
     assert await wants_a_start(here)
-    assert not await wants_a_start(here)
+    assert not await wants_a_start(here, 3 * module.LOST_PATIENCE)
+    assert await wants_a_start(here)
