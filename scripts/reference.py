@@ -52,9 +52,9 @@ With `--json` a command prints one object; progress goes to standard error. Afte
 never renamed or removed: ignore those that you do not know.
 
 Digests, keys and ids are lower-case hex; sizes are bytes, times seconds, losses nats, worths 10^-9 nats. A
-number that is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`. "Since the start" is since the process
-started; Oxx and such are rules of the [specification](../protocol/SPEC.md). `GET` and `POST` are routes of
-the socket `control.sock` in a data folder ([views](views.md)).
+number that is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`. `string?` is a string or null. "Since the
+start" is since the process started; Oxx and such are rules of the [specification](../protocol/SPEC.md). `GET`
+and `POST` are routes of the socket `control.sock` in a data folder ([views](views.md)).
 """
 
 OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
@@ -272,7 +272,7 @@ def kind(annotation: Any) -> str:
     if origin is typing.Literal:
         return " or ".join(f"`{one}`" for one in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(kind(one) for one in arguments)
+        return " or ".join(kind(one) for one in arguments).replace(" or null", "?")
     if origin in (list, tuple):
         return f"list of {kind(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):

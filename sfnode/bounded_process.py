@@ -1,9 +1,10 @@
 """Runs a program in a process with bounded time and memory: a line of JSON in, a line of JSON out.
 
 The code of a stranger's model runs in such a program: chat templates, tokenizers, and building a model from a
-configuration. The caller starts the process at the first request, watches its memory, and starts a new
-process after a request has brought down the old one. The program ends itself when an answer takes too long,
-after a while without requests, and at the end of its standard input. This module does not know the requests.
+configuration. `BoundedProcess` starts the process at the first request and watches its memory. It starts a
+new process after a request has brought down the old process. The program ends itself when an answer takes too
+long, after a while without requests, and at the end of its standard input. This module does not know what the
+requests mean.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ import psutil
 from sfnode.descriptors import patiently
 
 LOOK = 0.02
-"""Seconds between two checks of the memory of a working process. Most answers arrive before the first
-check."""
+"""Seconds between two checks of a process's memory while it works on an answer. Most answers arrive before
+the first check."""
 
 GONE = 5.0
-"""Maximum time, in seconds, from the end of a process's output to its exit, on the slowest machine."""
+"""Time limit, in seconds, for a process to exit after it has closed its output. It is long enough for the
+slowest machine."""
 
 NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""Names of the broken bounds, keyed by the exit status of the process. Without enough memory, a library
-aborts the process or the system kills it."""
+"""Descriptions of the exceeded bound, keyed by the exit status of the process. When memory runs out, a
+library aborts the process (SIGABRT) or the system kills it (SIGKILL)."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-"""Environment variables of a bounded process. It has one thread, because threads' stacks count as memory, and
-no network."""
+"""Environment variables of a bounded process. They limit its libraries to a single thread, because the stacks
+of threads count as memory, and keep it from the hub."""
 
 
 class BoundedProcess:
-    """A program in a bounded process. Any thread may send it requests; it answers one at a time."""
+    """A program in a bounded process. Any thread may send requests. They are answered one at a time."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class BoundedProcess:
         self._lock = Lock()
 
     def ask(self, request: Any) -> dict[str, Any]:
-        """Return the reply to a request, which JSON can express.
+        """Return the reply to `request`, a value that JSON can express.
 
         The reply has the key `refused` with a reason if the program raised an error. It has the key `broke`
         with a reason if the program broke a bound or ended its process.
@@ -131,7 +133,7 @@ class BoundedProcess:
 
 
 def failed(reply: dict[str, Any]) -> bool:
-    """Return whether a reply gives a reason instead of an answer."""
+    """Return whether a reply has the key `broke` or `refused`, with a reason, instead of an answer."""
     return "broke" in reply or "refused" in reply
 
 

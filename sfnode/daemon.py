@@ -1,7 +1,8 @@
 """One node of one run, started and stopped by any program with an event loop.
 
-It installs no signal handlers, ends no process and does not configure logging. Programs such as
-`sfnode.cli.join` do that. Stopping closes everything that starting opened, in reverse order.
+`Node` installs no signal handlers, ends no process and does not configure logging. These tasks are left to
+the program, such as `sfnode.cli.join`. Stopping a node closes everything that starting it opened, in reverse
+order.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class Node:
     """A node with these settings. Nothing happens before `start` (or `async with`).
 
     `make_transport` and `load_engine` replace libp2p and the model, above all in tests. `outside` replaces
-    the system's other inputs (`sfnode.node.outside`) in simulations. `passphrase` decrypts the organiser's
-    key for `settings.organise`. A passphrase file in the settings has precedence.
+    the clock, randomness and sensors of the system (`sfnode.node.outside`) in simulations. `passphrase`
+    decrypts the organiser's key if `settings.organise` is on. A passphrase file in the settings has
+    precedence.
     """
 
     def __init__(
@@ -94,10 +96,11 @@ class Node:
         self._life.result()  # raises the error that kept the node from joining
 
     async def wait(self) -> None:
-        """Wait for the node's end. Raises the error that ended it.
+        """Wait for the node's end. Raises the error that ended the node.
 
-        It ends after `leave` or `finish` (called here or through the control socket), and when it has done
-        what its settings ask, such as `steps`. A cancelled start counts as an end, too.
+        The node ends after `leave` or `finish`, called here or through the control socket. It also ends when
+        it has done what its settings ask for, such as a number of `steps`. A cancelled start counts as an
+        end, too.
         """
         if self._life is None:
             raise RuntimeError("the node was not started")
@@ -110,7 +113,7 @@ class Node:
         self.running.stop()
 
     def finish(self) -> None:
-        """Let the node complete the running step, hand it over to its neighbours, and end."""
+        """Let the node complete the step in progress, hand its updates over to the neighbours, and end."""
         self.running.finish()
 
     async def stop(self) -> None:
@@ -222,18 +225,19 @@ class Node:
         return self.running.transport.addresses()
 
     def status(self) -> Status:
-        """Return the node's current status, the same as `sfnode status --json`."""
+        """Return the node's current status, which `sfnode status --json` prints."""
         return self.running.status()
 
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> NodeEvaluation:
-        """Measure the model of the last seal (open run: the present model), or the `base` model, on the test
-        rows.
+        """Measure a model on the test rows: with `base` the base model, otherwise the model of the last seal
+        (open run: the present model).
 
-        `limit` is the number of rows; 0 means the manifest's number. With `probe`, a linear probe is
-        measured, too, if only a linear head is trained. Waits for the model to be loaded. Raises UserError
-        BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
+        With `calibrated`, the base model is calibrated first. `limit` is the number of rows. If it is 0, the
+        manifest determines the number. With `probe`, a linear probe is measured, too, if only a linear head
+        is trained. Waits for the model to be loaded. Raises UserError BAD_OPTION for a relay, PAUSED, and
+        DATA_NEEDED for a run without test data.
         """
         return await self.running.evaluate(base, limit, calibrated, probe)
 
@@ -243,12 +247,14 @@ class Node:
         return await self.running.generate(prompt, tokens)
 
     async def digest(self) -> CoreStatus:
-        """Return the state digest and the core digest of the same state."""
+        """Return the digests of the node's present state: of its updates (state digest) and of its cores
+        (core digest)."""
         return await self.running.core_status()
 
 
 def call_off(life: asyncio.Task[None]) -> None:
-    """Cancel a start once. A second cancellation would interrupt the cleanup."""
+    """Cancel `life`, the task of a node that is starting, unless it was cancelled before. A second
+    cancellation would interrupt the cleanup."""
     if not life.cancelling():
         life.cancel()
 

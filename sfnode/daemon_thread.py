@@ -57,7 +57,7 @@ class DaemonExecutor(Executor):
 
 
 async def in_daemon_thread(function: Callable[[], T], name: str = "beside") -> T:
-    """Call a slow function in a daemon thread of this name, and return its result or raise its error.
+    """Call a slow function in a daemon thread called `name`, and return its result or raise its error.
 
     The thread is abandoned if the caller is cancelled or the process ends.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 PREFIX = "SFNODE_"
-"""Prefix of every environment variable."""
+"""Prefix of every environment variable of sfnode."""
 
 DATA_DIR = Path("~/.local/share/sfnode/node")
 """Default folder of a node, with its keys, manifest, log and control socket."""
@@ -38,16 +38,16 @@ them replaces."""
 
 
 def in_xdg_home(path: Path) -> Path:
-    """Return a path below one of the XDG folders, moved below the folder that the environment variable
-    names."""
+    """Return `path`, which is in one of the folders of `XDG`, moved to the folder that the environment
+    variable names. If the variable is not set, return `path` with `~` expanded."""
     base = next(base for base in XDG if path.is_relative_to(base))
     home = Path(os.environ.get(XDG[base], ""))
     return home / path.relative_to(base) if home.is_absolute() else path.expanduser()
 
 
 def located(path: Path) -> Path:
-    """Return a path with `~` expanded. A default path is moved by `in_xdg_home`, unless only the path in the
-    home folder exists."""
+    """Return a path with `~` expanded. A default path is moved by `in_xdg_home`, unless it exists in the home
+    folder and not at the new place."""
     if path not in (DATA_DIR, KEYS_DIR, PROFILES, FOLDERS, CONFIG):
         return path.expanduser()
     new, old = in_xdg_home(path), path.expanduser()
@@ -55,8 +55,8 @@ def located(path: Path) -> Path:
 
 
 OPEN_WORK_BITS = 21
-"""Proof of work, in bits, that `sfnode init` requires for a feed of an open run. 21 bits are two million
-hashes, which take a core 0.6 to 2 s."""
+"""Proof of work, in bits, that `sfnode init` by default requires for a feed of an open run. 21 bits need two
+million hashes on average, which take a core 0.6 to 2 s."""
 
 DEFAULT_LOSS: Literal["plain", "centred"] = "centred"
 """Default loss of a task with classes (SPEC T5)."""

@@ -36,7 +36,7 @@ T = TypeVar("T")
 def allow_most() -> None:
     """Raise this process's limit of descriptors as far as the system allows.
 
-    Many shells and services allow 1,024, for programs that call select(2).
+    Many shells and services set the limit to 1,024, because select(2) cannot handle larger descriptors.
     """
     usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MACOS_MOST if most == resource.RLIM_INFINITY else most
@@ -52,7 +52,7 @@ def limit() -> int:
 
 
 def are_lacking(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, was due to a lack of descriptors."""
+    """Return whether `error`, or the error that caused it, was due to a lack of descriptors."""
     while error is not None and not isinstance(error, OSError | sqlite3.OperationalError):
         error = error.__cause__
     if isinstance(error, OSError):

@@ -11,7 +11,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""Option of prctl(2): send this process a signal when the parent *thread* ends. It stays set after exec."""
+"""Option of prctl(2): send this process a signal when the parent *thread* ends. The setting survives exec."""
 
 
 def tied(command: list[str]) -> list[str]:

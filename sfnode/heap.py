@@ -1,4 +1,4 @@
-"""The heap of the C library, which tensors on a CPU and numpy's arrays come from."""
+"""The heap of the C library, in which tensors on a CPU and numpy's arrays are allocated."""
 
 from __future__ import annotations
 

@@ -28,26 +28,26 @@ from sfnode.printable import size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0
-"""Time limit for resolving the name and connecting, in seconds. If packets are lost, the system sends them
-again after 1 s and after 3 s."""
+"""Time limit for resolving the hub's name and connecting to it, in seconds. It allows for two losses of a
+packet, which the system sends again after 1 s and after 3 s."""
 
 MAX_WEIGHTS = MAX_LISTING // HASH_BYTES * PIECE
 """Maximum size of a model, 512 GiB. A larger model has no listing and cannot be shared (SPEC B1)."""
 
 MAX_OTHER_FILE = 256 << 20
 """Maximum size, in bytes, of a file other than weights. Such a file is read into memory as a whole. The
-largest known ones take 40 MB."""
+largest known file of this kind has 40 MB."""
 
 SLACK = 16 << 20
-"""Number of bytes by which a download may exceed 1.25 times the announced size. It may, because interrupted
-transfers request bytes again."""
+"""Number of bytes by which a download may exceed 1.25 times the announced size. Larger downloads than
+announced are normal, because interrupted transfers request some bytes again."""
 
 REVISION = re.compile(r"|refs/convert/parquet|(?!\.)[\w.-]{1,100}", re.ASCII)
-"""Pattern of the commits, branches and tags that may be requested. A stranger's manifest may name any
-text."""
+"""Pattern of the commits, branches and tags that may be requested. They are checked, because a stranger's
+manifest may contain any text as a revision."""
 
 WEIGHTS = ".safetensors"
-"""File name extension of weights."""
+"""File name extension of files with weights."""
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -77,7 +77,8 @@ def unreachable() -> str | None:
 
 
 def _address(endpoint: str) -> tuple[str, int]:
-    """Return the host and port to connect to for this URL: its own, or those of its proxy."""
+    """Return the host and port to connect to for the URL `endpoint`: those of the URL, or of the proxy for
+    it."""
     hub = urlsplit(endpoint)
     host = hub.hostname or ""
     proxies = {} if proxy_bypass(host) else getproxies()
@@ -99,9 +100,9 @@ def _connect(address: tuple[str, int], connected: threading.Event) -> None:
 def download(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
     """Download the files of a model (or a "dataset") whose names match `patterns`, and return their folder.
 
-    Before the download, the announced sizes are compared with our limits and with the free disk space. During
-    the download, the received sizes are compared with the announced ones. Raises UserError MODEL_TOO_LARGE or
-    DISK_FULL, and any error of the library.
+    Before the download, the announced sizes are compared with the limits above and with the free disk space.
+    During the download, the received sizes are compared with the announced ones. Raises UserError
+    MODEL_TOO_LARGE or DISK_FULL, and any error of the library.
     """
     try:
         found = offered(source, revision, patterns, kind)
@@ -117,7 +118,8 @@ def download(source: str, revision: str, patterns: Sequence[str], kind: str = "m
 
 
 def kept(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
-    """Return the folder of files that were downloaded before. Raises any error of the library."""
+    """Return the folder with the files of a model (or a "dataset") that were downloaded before. Raises any
+    error of the library."""
     return _snapshot(source, revision, patterns, kind, local_files_only=True)
 
 
@@ -150,7 +152,8 @@ def _check_sizes(source: str, found: Iterable[HubFile]) -> None:
 def offered(
     source: str, revision: str, patterns: Iterable[str] = ("*",), kind: str = "model"
 ) -> list[HubFile]:
-    """Return the files of a model (or a "dataset") whose names match, with the sizes that the hub states."""
+    """Return the files of a model (or a "dataset") whose names match `patterns`, with the sizes that the hub
+    states."""
     info: Any = HfApi().repo_info(source, revision=revision or None, repo_type=kind, files_metadata=True)
     names = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return [
@@ -179,7 +182,8 @@ def require_room(size: int, what: str) -> None:
 
 
 def _metered(source: str, expected: int) -> type[tqdm]:
-    """Return a progress bar that stops a download which exceeds the announced size or fills the disk.
+    """Return a class of progress bars that stop a download when it exceeds the announced size or fills the
+    disk.
 
     A progress bar is the only object to which the library reports every piece of a file.
     """

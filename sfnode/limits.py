@@ -14,20 +14,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 UNITS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-"""Factors of sizes, keyed by suffix. They are powers of ten, as for network rates."""
+"""Factors that the suffixes of sizes stand for. They are powers of ten, as for network rates."""
 
 MEGABYTE = 1_000_000
-"""Bytes in a megabyte."""
+"""Number of bytes in a megabyte."""
 
 MIN_RATE = 1_000
-"""Minimum of `upload_rate` and `download_rate`, in bytes per second. Below it, a regular message takes longer
-than a link may be silent."""
+"""Minimum of `upload_rate` and `download_rate`, in bytes per second. At a lower rate, an ordinary message
+takes longer than a link may be silent."""
 
 DAY = 24 * 60
 """Number of minutes in a day."""
 
 MAX_THREADS = 1024
-"""Maximum of `threads`, which no machine's number of cores exceeds. A process with a million threads would
+"""Maximum of the limit `threads`. No machine has more cores, and a process with a million threads would
 die."""
 
 _MAX_DIGITS = 15
@@ -108,28 +108,28 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cpu: Percent | None = None
-    """Percent of all cores."""
+    """Maximum use of the CPU, in percent of all cores."""
     gpu: Percent | None = None
-    """Percent of the time in which the GPU computes."""
+    """Maximum share of the time in which the GPU computes, in percent."""
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     watts: float | None = Field(default=None, gt=0)
-    """Power that the GPU draws on average."""
+    """Maximum power that the GPU draws on average, in watts."""
     celsius: float | None = Field(default=None, gt=0, le=150)
     memory: Size | None = None
-    """Resident memory of the process in bytes."""
+    """Maximum resident memory of the process, in bytes."""
     hours: Annotated[str, BeforeValidator(_hours)] | None = None
     """Times of the day in which the node computes."""
     idle: float | None = Field(default=None, gt=0, le=DAY)
-    """Minutes without anybody at the machine, after which the node computes."""
+    """Time, in minutes, for which nobody must have used the machine before the node computes."""
     mains: bool = False
     """Compute on mains power only, not on battery."""
     not_while: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
-    """Names of programs beside which the node does not compute."""
+    """Names of programs. While one of these programs runs, the node does not compute."""
     mb_per_day: float | None = Field(default=None, gt=0)
-    """Millions of bytes a day in both directions, of links and, where the system counts it, of other
-    traffic."""
+    """Maximum traffic a day in both directions together, in millions of bytes: of links and, where the system
+    counts it, of the network daemon's other traffic."""
     upload_rate: Rate | None = None
-    """Bytes per second over all links."""
+    """Maximum rate in bytes per second, over all links together."""
     download_rate: Rate | None = None
 
     def changed(self, changes: Mapping[str, Any]) -> Limits:

@@ -1,8 +1,8 @@
 """Destinations for the numbers of a training run: `jsonl:FILE`, `tensorboard:FOLDER`, `wandb:PROJECT`.
 
-All share one wrapper with a thread of its own, so that its callers never wait and never fail. After an error
-of a disk, a network or a library, a line is logged and some records are lost. Optional packages are imported
-only when they are used.
+`BackgroundLogger` writes to all destinations on its own thread, so that its callers never wait and never
+fail. After an error of a disk, a network or a library, a line is logged and some records are lost. Optional
+packages are imported only when they are used.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Logger(Protocol):
 
 
 MAX_WAITING = 1024
-"""Maximum number of waiting records, 1 MB. A node makes as many in an hour, for which a logger may lack its
-network."""
+"""Maximum number of records that wait to be written, about 1 MB. A node makes that many in an hour, so no
+record is lost if a logger is without its network for less than an hour."""
 
 PATIENCE = 10.0
 """Default time that `close` waits for remaining records, in seconds."""
 
 LONGEST_NAME = 128
-"""Maximum length of a run's name that is passed on, in characters."""
+"""Maximum number of characters of a run's name that loggers write."""
 
 
 class BackgroundLogger:
@@ -72,7 +72,8 @@ class BackgroundLogger:
     it does nothing."""
 
     def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
-        """`loggers` are keyed by their name in log messages. This object closes them."""
+        """`loggers` are keyed by their names in log messages. `close` closes them, and waits for at most
+        `patience` seconds."""
         self.dropped = 0
         """Number of dropped records."""
         self._writers = [_Writer(name, logger) for name, logger in loggers.items()]
@@ -141,7 +142,7 @@ class _Writer:
         self._failed = 0
 
     def attempt(self, work: Callable[[_Writer], None]) -> None:
-        """Do some work, and log its failures: the first one, and again whenever the number of failures has
+        """Call `work`, and log its errors: the first error, and another one whenever the number of errors has
         doubled."""
         try:
             work(self)
@@ -162,8 +163,8 @@ class _Writer:
         self._logger.close()
 
     def _begun(self) -> None:
-        """Begin the run unless an earlier attempt succeeded. Without a network it fails, and is tried again
-        later."""
+        """Begin the run unless an earlier attempt has succeeded. An attempt may fail, such as without a
+        network. Then the next record leads to another attempt."""
         if self._begin:
             self._begin()
             self._begin = None
@@ -197,7 +198,7 @@ class JsonLines:
         self._file.close()
 
     def _write(self, said: Mapping[str, Any]) -> None:
-        """Append a line, after ending a line that was cut off. Raises OSError."""
+        """Append a line. If the last line is incomplete, end that line first. Raises OSError."""
         line = b"\n" * self._torn + json.dumps(said, default=str).encode() + b"\n"
         self._torn = True
         written = self._file.write(line)
@@ -255,8 +256,8 @@ class TensorBoard:
             self._writer.close()
 
     def _write(self, step: int, *values: Mapping[str, Any]) -> None:
-        """Append an event. Raises OSError. The next event then begins a new file, because readers stop at an
-        incomplete event."""
+        """Append an event. Raises OSError. After an error the next event begins a new file, because readers
+        stop at an incomplete event."""
         writer, self._writer = self._writer or self._opened(), None
         try:
             self._append(writer, step=step, summary={"value": values})
@@ -271,8 +272,8 @@ class TensorBoard:
         writer.flush()
 
     def _opened(self) -> Any:
-        """Begin the next file. TensorBoard recognises files by the beginning of their name and sorts them by
-        the time in it."""
+        """Begin the next file. TensorBoard recognises files by the beginning of their names, and sorts them
+        by the times in their names."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._files += 1
@@ -284,17 +285,17 @@ class TensorBoard:
 
 
 STEP = "step"
-"""Name of the x-axis of all curves. wandb's own step must never decrease, but the number of known updates
-may."""
+"""Name of the x-axis of all curves in wandb. wandb's own step is not used: it must never decrease, but the
+number of known updates may."""
 
 
 class WeightsAndBiases:
     """Writes to one run of a wandb project. Without credentials it is an offline run, which `wandb sync`
     uploads later. WANDB_MODE, WANDB_DIR and other variables determine where runs are written.
 
-    wandb starts a process for its network traffic, which ends with ours. By default wandb also sends the
-    command line (which may hold an invitation), the git state and standard output. All of that is switched
-    off.
+    wandb starts a process for its network traffic. That process ends when ours ends. By default wandb also
+    sends the command line (which may hold an invitation), the git state and standard output. All of that is
+    switched off.
     """
 
     def __init__(self, project: str) -> None:
@@ -336,8 +337,8 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
-    """Open these loggers on a separate thread. `patience` is the time, in seconds, that `close` waits for
-    remaining records.
+    """Open these loggers on a separate thread. `patience` is the maximum time, in seconds, for which `close`
+    waits for remaining records.
 
     Raises UserError BAD_OPTION for an unknown kind or an invalid name, EXTRA_MISSING for a package that is
     not installed, and LOGGER_UNUSABLE for a destination that cannot be written to.
@@ -367,7 +368,8 @@ def _opened(said: str) -> Logger:
 
 
 def missing(extra: str, what: str, error: ImportError) -> UserError:
-    """Return the error for a missing package that `what` needs and that is installed with `extra`."""
+    """Return the error that a package is missing which `what` needs. The user is told to install sfnode's
+    extra `extra`, which contains the package."""
     return UserError(
         Code.EXTRA_MISSING,
         f"{what} needs a package that is not installed: {error}",

@@ -1,4 +1,4 @@
-"""Logging: one logger for all of sfnode, and two formats. Only the command line sets them up; importing
+"""Logging: one logger for all of sfnode, and two formats. Only the command line sets up logging. Importing
 sfnode does not.
 
 Text is for people. JSON is for programs: one object per line, whatever a message or an exception contains.
@@ -25,7 +25,7 @@ FORMATS = ("text", "json")
 """Values of `--set log.format`."""
 
 BEGINS = "begins"
-"""Attribute that marks the log records of `begins`."""
+"""Attribute with which the function `begins` marks its log records."""
 
 _ORDINARY = (
     frozenset(vars(logging.makeLogRecord({})))
@@ -76,12 +76,13 @@ def _plain(value: Any) -> Any:
 
 
 def begins(what: str, *arguments: object) -> None:
-    """Log the beginning of work that may take seconds, for displays that show a node's current work."""
+    """Log the beginning of work that may take seconds. Displays show the message as the node's current
+    work."""
     log.info(what, *arguments, extra={BEGINS: True})
 
 
 def set_up_logging(level: str, form: str = "text") -> None:
-    """Send the log to standard error, with only the warnings of other libraries. Changes Python's global
+    """Send sfnode's log and the warnings of other libraries to standard error. Changes Python's global
     logging, so only the command line calls it."""
     handler = _Stderr()
     text = TextFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")

@@ -50,7 +50,8 @@ def lines(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message, or the name of the error."""
+    """Return the first line of a library's error message, or the name of the error's class if the message is
+    empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

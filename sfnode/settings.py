@@ -1,9 +1,9 @@
 """The settings of one node, with their defaults, bounds and choices.
 
-Flat and typed: a field is a flag of `sfnode join`, an environment variable, a key of the configuration file
-(`sfnode.cli.options` derives the flags from the fields) and an argument of `Settings(...)` in a program. This
-module reads neither the environment nor a file. Settings that all nodes of a run share are in
-`sfnode.manifest`.
+The settings are flat and typed. Each field is a flag of `sfnode join`, an environment variable, a key of the
+configuration file and an argument of `Settings(...)` in a program (`sfnode.cli.options` derives the flags
+from the fields). This module reads neither the environment nor a file. Settings that all nodes of a run share
+are in `sfnode.manifest`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Name = Annotated[str, AfterValidator(_name)]
 
 HEAD_QUERIES = 64
 """Default number of mini-batches in a step of a run that trains only a head. 64 mini-batches cost little more
-than one, and in a segment of 64 updates each takes 2.5 bytes (SPEC S4)."""
+than one mini-batch, and in a segment of 64 updates each update takes 2.5 bytes (SPEC S4)."""
 
 EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 """Addresses to listen on: all interfaces of this machine. Without IPv6 in the kernel, only the first is
@@ -106,7 +106,8 @@ class Settings(Section):
     """Mini-batches in one forward pass.  [default: 1, or 64 of a head alone]"""
 
     def queries_of(self, training: Training) -> int:
-        """Return the number of mini-batches of a step in a run with this training section."""
+        """Return the number of mini-batches of a step, for a run whose manifest has the section
+        `training`."""
         return self.queries or (HEAD_QUERIES if training.features else 1)
 
     steps: int = Field(default=0, ge=0)

@@ -23,20 +23,20 @@ from sfprotocol.messages import Feed, RunParameters, Succession
 from sfprotocol.segments import first_updates
 
 PATIENCE = 2.0
-"""Maximum time, in seconds, that one request spends on counting. The next request continues the counting."""
+"""Maximum time, in seconds, for which one request counts updates. The next request continues the counting."""
 
 MIN_AGE = 0.2
-"""Minimum time for which an answer is reused, in seconds."""
+"""Minimum time, in seconds, for which computed statistics are used for further requests."""
 
 AGE_FACTOR = 10
-"""Minimum time for which an answer is reused, as a multiple of the time that computing it took. With 10,
-counting takes at most a tenth of a core."""
+"""Minimum time for which computed statistics are used for further requests, as a multiple of the time that
+computing them took. With 10, the computation takes at most a tenth of a core."""
 
 MAX_TEAMS = 100
 """Maximum number of teams in an answer: more than anybody reads."""
 
 LEADERS = 8
-"""Number of origins whose growth is shown separately: as many colours as a chart can show."""
+"""Maximum number of origins with a curve of their own in the history. A chart cannot show more colours."""
 
 
 class LogIndex:
@@ -61,9 +61,10 @@ class LogIndex:
         self._members: dict[bytes, Ranked] = {}
         """Members, keyed by origin; empty in an open run."""
         self._has_worths = False
-        """Whether the worth of any update was measured; False in an open run."""
+        """Whether the worth of any member's updates was measured (their effect on the validation loss); False
+        in an open run."""
         self._all_worths = 0
-        """Sum of the absolute worths of all members."""
+        """Sum of the absolute values of all members' worths."""
         self._ranked: list[Contribution] = []
         """All origins, in descending order of worth. Origins with equal worth are in descending order of
         updates."""
@@ -80,8 +81,8 @@ class LogIndex:
         self._contributions.close()
 
     def origins(self, own: bytes, offset: int, limit: int, find: str) -> views.Origins:
-        """Return up to `limit` of the origins whose key begins with `find` (hex), ordered by rank, without
-        the first `offset`."""
+        """Return the origins whose key begins with `find` (hex), ordered by rank. The first `offset` of them
+        are skipped, and at most `limit` are returned."""
         self._refresh()
         found = list(enumerate(self._ranked, 1))
         if find:
@@ -117,7 +118,7 @@ class LogIndex:
         return self._history[points]
 
     def timeline(self, limit: int) -> views.Timeline:
-        """Return the last `limit` decisions, the latest first, with the display names at the time of each."""
+        """Return the last `limit` decisions, the latest first."""
         decided = self._follow()
         if decided is None:
             return views.Timeline(total=0, entries=[])
@@ -136,7 +137,8 @@ class LogIndex:
         return self._decided.read_on(self._log.control)
 
     def _refresh(self) -> None:
-        """Read the log up to its end and compute all statistics, unless the last ones are still valid."""
+        """Read the log up to its end and compute all statistics, unless the last computed statistics are
+        still valid."""
         began = time.monotonic()
         if self._contributions.closed or began < self._valid_until:
             return
@@ -247,8 +249,8 @@ def _history(contributions: Contributions, names: Mapping[bytes, Names], points:
 
 
 READ_UPDATES = 512
-"""Number of updates that are read at once. In a first-order run each update has hundreds or thousands of
-scalars."""
+"""Maximum number of updates that are read from the log at a time. This bounds the memory in a first-order
+run, where each update has hundreds or thousands of scalars."""
 
 
 class FeedCount(NamedTuple):
@@ -257,9 +259,9 @@ class FeedCount(NamedTuple):
     next: int
     """First step that is not counted."""
     epochs: dict[int, int]
-    """Number of updates, keyed by epoch in ascending order. For updates that a checkpoint replaces, only the
-    number with the last label is known. It is a plain dict of integers, because there is one for every feed
-    and the garbage collector skips such a dict."""
+    """Number of the feed's updates in each epoch, keyed by epoch in ascending order. Of the updates that a
+    checkpoint replaces, only those of their last epoch are included. The type is a plain dict of integers,
+    because the garbage collector skips such a dict, and every feed has one."""
 
 
 class Contribution(NamedTuple):
@@ -269,7 +271,7 @@ class Contribution(NamedTuple):
     updates: int
     feeds: int
     last_step: int
-    """Last step of its latest feed."""
+    """Last step of the origin's latest feed."""
     first_epoch: int
     last_epoch: int
     cut: bool
@@ -281,7 +283,8 @@ class Contributions:
     def __init__(self, update_log: UpdateLog) -> None:
         self.counts: dict[Feed, FeedCount] = {}
         self.ranked: list[Contribution] = []
-        """All origins, the most updates first, then in the order of keys."""
+        """All origins, in descending order of updates. Origins with equally many updates are in the order of
+        keys."""
         self.updates = 0
         """Number of updates of all origins."""
         self.closed = False
@@ -297,7 +300,7 @@ class Contributions:
     def follow(self, give_up: float) -> bool:
         """Count the updates that have arrived since the last call, and subtract the updates that were cut.
 
-        Returns False if not all were counted at the monotonic time `give_up`.
+        Returns False if the monotonic time `give_up` came before all updates were counted.
         """
         tails = self._log.unsorted_tails()
         changed = self._forget(tails)
@@ -320,7 +323,7 @@ class Contributions:
         return {feed.origin for feed in gone}
 
     def _read(self, tail: Tail, give_up: float) -> bool:
-        """Count one feed. Return False if the time was too short for all of it."""
+        """Count one feed. Return False if `give_up` came before the whole feed was counted."""
         following, epochs = self.counts.get(tail.feed) or FeedCount(0, {})
         if following > tail.next:  # it was cut meanwhile: updates after the cut do not count
             following, epochs = 0, {}

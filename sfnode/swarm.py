@@ -68,7 +68,7 @@ class SwarmProgress(NamedTuple):
 
     @property
     def known(self) -> int:
-        """Number of updates that all nodes have."""
+        """Smallest number of updates that any of the nodes has."""
         return min(status.known if status else 0 for status in self.statuses)
 
     @property
@@ -94,7 +94,8 @@ class LocalSwarm:
     """The nodes of one run. Use it as an async context manager: at its end no process is left.
 
     `async for progress in swarm` yields the nodes' state regularly until the run is complete and all digests
-    agree, or AGREE_DEADLINE has passed. `await swarm.compare()` then returns the comparison and the gain.
+    agree, or AGREE_DEADLINE has passed. `await swarm.compare()` then measures the trained model and compares
+    the nodes' digests.
     """
 
     def __init__(
@@ -114,11 +115,12 @@ class LocalSwarm:
     ) -> None:
         """Nothing is started or written before `start` (or `async with`).
 
-        `folder` holds the nodes' folders. Without one they lie in a temporary folder, which is kept only
-        after a failure. `split_data` gives every node its own part of the training rows. `threads` is the
-        number of CPU threads of each node; 0 divides the cores among the nodes. If `device` names several
-        devices, the first node uses the first one, and so on in turn. With `evaluate`, and if the run has
-        test data, the base model is measured while the nodes train, and the trained model at the end.
+        `folder` is the parent of the nodes' folders. Without `folder` they are in a temporary folder, which
+        is kept only after a failure. `split_data` gives every node its own part of the training rows.
+        `threads` is the number of CPU threads of each node; 0 divides the cores among the nodes. If `device`
+        names several devices, the first node uses the first one, and so on in turn. With `evaluate`, and if
+        the run has test data, the base model is measured while the nodes train, and the trained model at the
+        end.
 
         `beside` is the folder of a manifest that `sfnode init` wrote, with its published bases and data.
         `model` is the folder of the base model, if the run names neither a model of this package nor one of
@@ -160,10 +162,10 @@ class LocalSwarm:
     # -- starting and stopping ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the first node alone, and after its first answer the others, which join through it.
+        """Start the first node. After its first answer, start the other nodes, which join through it.
 
-        The first node organises an organised run, and admits the others by an invitation. Raises UserError
-        BAD_OPTION when the folder cannot be written, SWARM_FAILED when a node ends.
+        In an organised run the first node is the organiser, and admits the others by an invitation. Raises
+        UserError BAD_OPTION when the folder cannot be written, SWARM_FAILED when a node ends.
         """
         self._started = time.monotonic()
         run = self._write_run()
@@ -247,7 +249,7 @@ class LocalSwarm:
 
     def _bring_files(self, folder: Path) -> None:
         """Copy published bases and data to where the first node looks for them. The other nodes download them
-        from it."""
+        from the first node."""
         digest, targets = self.manifest.training.bases, self.manifest.model.parsed_targets()
         if digest and self._beside:
             file = published.path_in(self._beside, digest)
@@ -409,11 +411,11 @@ def _but_for_keys(manifest: Manifest) -> Manifest:
 T = TypeVar("T")
 
 START_DEADLINE = 120.0
-"""Time limit for a node's first answer on its control socket, in seconds: importing torch on a busy machine
-takes ten."""
+"""Time limit for a node's first answer on its control socket, in seconds. Importing torch on a busy machine
+takes 10 s."""
 
 STOP_DEADLINE = 10.0
-"""Time limit for a node to end after a request, in seconds; it takes less than two."""
+"""Time limit for a node to end after SIGTERM, in seconds. Nodes normally take less than 2 s."""
 
 END_DEADLINE = 5.0
 """Time limit for a process to end after its control socket is gone, in seconds."""
@@ -439,9 +441,10 @@ class NodeProcess:
         self._started = time.monotonic()
 
     async def start(self, arguments: list[str], invitation: str = "") -> None:
-        """Start the node's `join` with these arguments.
+        """Start `sfnode join` with these arguments.
 
-        The invitation is a secret that no other user may see. The output goes to node.log in its folder.
+        `invitation` is a secret. It is passed in the environment, which other users cannot read. The output
+        is written to node.log in the node's folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         node = [*self.program, "join", "--data-dir", str(self.folder), *arguments]
@@ -518,7 +521,8 @@ class NodeProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without sfnode's variables, which are not meant for the nodes."""
+    """Return this process's environment without sfnode's variables: they are settings of this program, not of
+    the nodes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return {**kept, variable("--config"): os.devnull}
 

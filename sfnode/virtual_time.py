@@ -1,11 +1,11 @@
 """An asyncio loop whose time jumps to the next timer, so that waiting takes no real time.
 
-A seed determines the order of all events, so that a run can be repeated to the byte. Waiting for files,
-starting subprocesses and waiting for an event that never comes raise NotInVirtualTimeError.
+A seed determines the order of all events, so that an execution can be repeated to the byte. Waiting for
+files, starting subprocesses and waiting for an event that never comes raise NotInVirtualTimeError.
 
-A job of an executor gets a random duration. The job is done at the beginning or at the end of that time, as
-the seed decides, and its callbacks are posted at the end. So a race between a thread and the loop appears
-with some seed.
+Each job of `run_in_executor` takes a random virtual time. Its function is called when that time begins or
+when it ends, as the seed decides. The result arrives at the end in both cases. So a race between a thread and
+the loop appears with some seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TURN = 1e-7
 within a rounding error would never become due."""
 
 MOST_TURNS = 20_000
-"""Maximum number of turns in a row without waiting. A program that exceeds it polls the clock for ever."""
+"""Maximum number of consecutive turns after which the loop must have waited for a timer. A program that
+exceeds this number polls the clock for ever."""
 
 
 class NotInVirtualTimeError(RuntimeError):
@@ -40,10 +41,11 @@ class NotInVirtualTimeError(RuntimeError):
 
 
 class Program:
-    """The tasks that began in one context. Like a process, they end together and may be killed."""
+    """The tasks that began in one context. They end together and may be killed, like the threads of a
+    process."""
 
     def __init__(self, work: Callable[[Random], float] = lambda random: random.uniform(*WORK)) -> None:
-        """`work` draws the duration of one executor's job, in seconds."""
+        """`work` draws the duration of one job of an executor, in seconds."""
         self.work = work
         self.alive = True
 
@@ -64,7 +66,7 @@ class _Timers(selectors.BaseSelector):
         self.turns = 0
         """Number of turns of the loop."""
         self._since = 0
-        """Number of turns when the loop last waited."""
+        """Value of `turns` when the loop last waited for a timer."""
         self._own: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -123,7 +125,7 @@ class _Job:
         return self._program is not None and not self._program.alive
 
     def do(self) -> None:
-        """Do the work, unless it was done before."""
+        """Call the job's function, unless it was called before."""
         work, self._work = self._work, None
         if work is None:
             return
@@ -133,7 +135,7 @@ class _Job:
             self._error = error
 
     def tell(self) -> None:
-        """Post the callbacks and set the future."""
+        """Post the callbacks to the loop, and give the future the job's result or error."""
         for post in self.posted:
             post()
         if self.future.done():
@@ -148,13 +150,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in virtual time, which begins with 0."""
 
     def __init__(self, random: Random) -> None:
-        """`random` determines the duration of each executor's job, and whether the job is done at its
-        beginning or at its end."""
+        """`random` draws how long each job of `run_in_executor` takes in virtual time, and whether its
+        function is called when that time begins or when it ends. The result arrives at the end in both
+        cases."""
         self._timers = _Timers()
         super().__init__(self._timers)
         self._random = random
         self._at_work: _Job | None = None
-        """The job under way at this moment; None outside jobs."""
+        """The job whose function is being called; None at other times."""
         self._lines: WeakKeyDictionary[Executor, _Job] = WeakKeyDictionary()
         """The last job of each executor. An executor does one job at a time."""
 
@@ -169,8 +172,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Do `func(*args)` at the beginning or at the end of a random duration. Jobs of one executor are done
-        one after the other, jobs without an executor at the same time."""
+        """Call `func(*args)` when a random virtual time begins or when it ends. The future gets the result at
+        the end of that time. Jobs of one executor follow one another. Jobs without an executor overlap."""
         future: asyncio.Future[T] = self.create_future()
         program = _PROGRAM.get()
         seconds = (program or Program()).work(self._random)
@@ -190,7 +193,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Any:
-        """Call back in the next turn; if called from a job, after the job's end."""
+        """Have the loop call `callback` in its next turn. If a job makes this request, `callback` is called
+        after the end of the job's virtual time."""
         if self._at_work is None:
             return super().call_soon(callback, *args, context=context)
         self._at_work.posted.append(lambda: self.call_soon(callback, *args, context=context))
@@ -242,6 +246,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
-    """Run a program in virtual time, as `asyncio.run` does in real time. The same seed gives the same run."""
+    """Run a program in virtual time, as `asyncio.run` does in real time. The same seed gives the same
+    execution."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(seed))) as runner:
         return runner.run(main)

@@ -1,7 +1,8 @@
 """Anti-entropy: Summaries of all feeds, and when to repeat them (SPEC A1-A3, A6).
 
-Flooding is fast but may lose any message. Comparing digests shows whether updates were lost, and so makes
-delivery certain. If a Summary shows missing updates, pulls.py asks for them.
+Flooding is fast but may lose any message. Neighbours compare their digests, and send each other full
+Summaries if the digests differ for long. If a Summary shows that updates are missing, pulls.py requests them.
+So every update is delivered in the end.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from sfprotocol.plumtree import announce
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 SYNC_INTERVAL = 1.0
-"""Seconds between two Summaries; each goes to the next link in turn. With 6 links, each neighbour gets a
-Summary every 6 s. A node without new updates sends 50 bytes a second in this way."""
+"""Seconds between two Summaries, which go to one link after the other. With 6 links, each neighbour gets a
+Summary every 6 s. If a node has no new updates, its Summaries take 50 bytes a second altogether."""
 
 CLAIM_BYTES = 43
 """Typical size of a feed's entry in a Summary, in bytes."""
 
 FULL_SUMMARY_BASE = 2.0
 FULL_SUMMARY_PER_FEED = 0.02
-"""Seconds between full Summaries on a link while the digests of both sides differ: FULL_SUMMARY_BASE plus
-FULL_SUMMARY_PER_FEED for each feed. Full Summaries then cost less than 3 kB/s per link, with any number of
-feeds."""
+"""Seconds between full Summaries on a link while the digests of both sides differ: FULL_SUMMARY_BASE, plus
+FULL_SUMMARY_PER_FEED for each feed of the run. Full Summaries then cost less than 3 kB/s per link, with any
+number of feeds."""
 
 MOST_PATIENCE = 16.0
-"""Maximum factor by which the interval between full Summaries grows while they do not make the digests equal.
-While updates flow, the two digests seldom describe the same moment, and so differ although no update is
-lost."""
+"""Maximum factor by which the interval between full Summaries on a link grows: it doubles each time until the
+digests are equal. While new updates arrive, the digests of both sides seldom describe the same moment. They
+then differ although no update is lost."""
 
 
 def pages(frontier: Frontier, entries: list[Claim]) -> list[Summary]:
@@ -68,7 +69,8 @@ def tell(link: Link, frontier: Frontier, now: float) -> list[Action]:
 
 
 def wants_full_summary(link: Link, frontier: Frontier, now: float) -> bool:
-    """Return whether the digests have differed for so long that a Summary was probably lost (SPEC A6)."""
+    """Return whether it is time for a full Summary: the digests have differed for so long that a message was
+    probably lost (SPEC A6)."""
     agreement = link.agreement
     if agreement.differs_since is None:
         return False

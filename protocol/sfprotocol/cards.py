@@ -1,8 +1,8 @@
 """Cards: the names that origins give themselves, signed and passed on (SPEC K1-K5).
 
 Cards show names to people who watch a run. They are no part of its state: no digest covers them, nothing
-waits for them, and a lost card is sent again when the next link comes up. A node sends a card to the peers to
-which it sends the card's feed, after the first `step` updates of the feed.
+waits for them, and a lost card is sent again when the next link comes up. A node sends a card to the same
+peers as the card's feed, after the first `step` updates of the feed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cards:
 
     def names(self, among: Collection[bytes] | None = None) -> dict[bytes, Names]:
         """Return the name and team of each origin, or only of the origins in `among`, keyed by origin. If an
-        origin has cards of several feeds, the one of the feed with the latest epoch is used."""
+        origin has cards of several feeds, the card of the feed with the latest epoch is used."""
         cards = list(self._cards.values())  # an atomic copy: another thread may ask while cards arrive
         if among is not None:
             cards = [card for card in cards if card.feed.origin in among]
@@ -63,8 +63,9 @@ class Cards:
     def heard(self, link: Link, card: Card, now: float) -> list[Action]:
         """Store and forward a card if it is due and its signature is valid.
 
-        A card that is not newer, or whose `step` lies after the stored updates, costs its sender as much as
-        any other frame without news. Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
+        A card is not due if it is too old, or if its `step` lies after the stored updates. Such a card counts
+        as waste of the link, like any frame that brings nothing new. Raises RemoteProtocolError (SPEC L8) if
+        the sender has wasted too much.
         """
         if not self._is_due(self._frontier.state(card.feed), card.step):
             return []
@@ -76,7 +77,8 @@ class Cards:
         return self._keep(card)
 
     def sign_own(self, feed: Feed) -> list[Action]:
-        """Sign a card for our feed if others do not know our names yet and a card is due (SPEC K5)."""
+        """Sign a card for our feed if the feed's last card has other names than ours, and a new card is due
+        (SPEC K5)."""
         known, state = self._cards.get(feed), self._frontier.state(feed)
         if self._own == (Names(known.name, known.team) if known else NAMELESS):
             return []
@@ -86,8 +88,8 @@ class Cards:
         return self._keep(replace(card, signature=self._sign(self._message(card))))
 
     def tell(self, link: Link, feed: Feed) -> list[Action]:
-        """Send the card of `feed` to the peer if we have sent it the updates before the card's `step`, unless
-        it has the card (SPEC K4)."""
+        """Send the peer the card of `feed`, if we have sent the peer the updates before the card's `step`. Do
+        nothing if the peer has this card (SPEC K4)."""
         card = self._cards.get(feed)
         if card is None or not link.cards.get(feed, 0) < card.step <= link.outbox.sent.get(feed, 0):
             return []

@@ -1,4 +1,5 @@
-"""Bases: the steps at which stored feeds begin if a checkpoint stands for earlier updates (SPEC O14).
+"""Bases of feeds: the steps at which stored feeds begin if a checkpoint stands for earlier updates (SPEC
+O14). The bases of subspaces, and the base model, are something else.
 
 Pure values. `run_state` decides which checkpoints are usable.
 """
@@ -17,25 +18,25 @@ class Base(NamedTuple):
 
     feed: Feed
     step: int
-    """Number of updates before the base; at least 1 in a checkpoint."""
+    """The first stored step; at least 1 in a checkpoint."""
     chain: bytes
     """Chain hash after the updates before `step`, 32 bytes."""
     epoch: int
     """Label of the last update before `step`."""
     labelled: int
-    """Number of consecutive updates directly before `step` with this label, which the quota counts (SPEC
-    O6)."""
+    """Number of consecutive updates directly before `step` with the label `epoch`. They use up the quota of
+    that label (SPEC O6)."""
 
 
 def listing(feeds: bytes, cores: bytes) -> bytes:
-    """Return the name of the listing under which peers share a checkpoint's state (SPEC O15); 32 bytes.
-    `feeds` and `cores` are the digests in the checkpoint."""
+    """Return the listing hash under which peers request the state of a checkpoint from each other (SPEC O15);
+    32 bytes. `feeds` and `cores` are the digests in the checkpoint."""
     return hashlib.blake2b(feeds + cores, digest_size=32, person=b"sfnode-cp-state").digest()
 
 
 def feeds_digest(run_id: bytes, bases: Iterable[tuple[int, Base]]) -> bytes:
-    """Return the digest of feeds in a Checkpoint (SPEC O14), from (number, base) of every feed in the order
-    of numbers; 32 bytes."""
+    """Return the feeds digest of a Checkpoint (SPEC O14); 32 bytes. `bases` are pairs (feed number, base) of
+    all feeds of the checkpoint, in the order of feed numbers."""
     records = (
         number.to_bytes(4, "big")
         + base.step.to_bytes(8, "big")

@@ -1,10 +1,10 @@
 """The control feed: the organiser's decisions as one signed sequence, and the keys that may extend it (O3,
 O4).
 
-Every decision extends a hash chain, and its signature covers the chain hash. Two different chain hashes that
-are signed for one position therefore prove that the organiser has signed two sequences. Deputies, who are
-named in the manifest, may pass the feed on to another key. This module does not know what a decision means,
-and knows no links and no time.
+Every decision extends a hash chain, and its signature is over the new chain hash. So two different chain
+hashes that one key has signed for the same position prove that the holder of the key has signed two
+sequences. Deputies, who are named in the manifest, may pass the feed on to another key. This module does not
+know what a decision means, and knows no links and no time.
 
 Theory of operation. Decisions, successions and forks arrive in any order. The sequence is a function of the
 set that has arrived:
@@ -21,8 +21,9 @@ set that has arrived:
 A node *misses decisions* if it lacks some of the decisions that the succession keeps. It then accepts any
 signed decisions, even in place of different stored ones, until they lead to the succession's chain hash.
 
-Code that folds the decisions remembers how many it has folded, and the chain hash after them. If `chains` has
-another hash at that position, or is shorter, the code must fold all decisions again.
+Code that computes a state from the decisions remembers how many it has applied, and the chain hash after
+these. If `chains` has another hash at that position, or ends before it, the code must apply all decisions
+again from the first one on.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ _ELECTION = b"sfnode-election"
 _STATEMENT = b"sfnode-statement"
 
 _TURNS = tuple(decisions.encode(one)[1:2] for one in (StandIns(()), Elected(bytes(32), ())))
-"""The kinds of the two decisions about who signs, as the second byte of a record. Records of other kinds are
-not decoded here."""
+"""The kinds of the two decisions that change who signs (StandIns and Elected), as they stand in the second
+byte of a record. Records of other kinds are not decoded here."""
 
 MAX_DEPUTIES = 64
-"""Maximum number of deputies of a run. Bounds the signatures that are checked for a succession."""
+"""Maximum number of deputies of a run. Bounds the number of signatures that are checked for a succession."""
 
 MAX_TERMS = 64
-"""Maximum number of terms whose successions are stored; the highest terms are kept. More terms need the
-signatures of a majority of the deputies."""
+"""Maximum number of terms whose successions are stored; those of the highest terms are kept. Nobody can fill
+this store without the signatures of more than half of the deputies."""
 
 MAX_CONTROL = 1 << 28
-"""Maximum size of a control feed, in bytes, including ENTRY_COST for each decision. It is enough for 1,000
-epochs in which 10,000 feeds make updates. It also bounds the memory of other nodes that the key's holder can
-use up, to a few times MAX_CONTROL."""
+"""Maximum size of a control feed, in bytes, including ENTRY_COST for each decision. The size is enough for
+1,000 epochs in which 10,000 feeds make updates. It also bounds how much memory the holder of the organiser's
+key can use up at other nodes: a few times MAX_CONTROL."""
 
 ENTRY_COST = 256
 """Bytes of memory that a decision takes besides its record, for its signature, its chain hash and list
@@ -79,8 +80,8 @@ def extend(chain: bytes, term: int, record: bytes) -> bytes:
 
 
 def decision_message(run_id: bytes, term: int, stop: int, chain: bytes) -> bytes:
-    """Return the message that a term's key signs for the last of `stop` decisions; `chain` is the chain hash
-    after it."""
+    """Return the message that the key of `term` signs for the last of `stop` decisions; `chain` is the chain
+    hash after that decision."""
     return b"".join((_HEAD, run_id, term.to_bytes(4, "big"), stop.to_bytes(8, "big"), chain))
 
 
@@ -97,9 +98,9 @@ def election_message(run_id: bytes, term: int, kept: int, chain: bytes, key: byt
 
 
 def statement_message(run_id: bytes, said: Statement, entries: bytes = b"") -> bytes:
-    """Return the message that the key of a statement signs. It contains the hash of the statement's entries,
-    so that nobody can leave entries out when forwarding the statement. `entries` is this hash, needed only if
-    the entries are not stored any more."""
+    """Return the message that a stand-in signs for a statement. The message contains the hash of the
+    statement's entries, so that nobody can leave entries out when forwarding the statement. `entries` is this
+    hash; it must be given if the statement has lost its entries."""
     numbers = (
         (said.number, 8), (said.term, 4), (said.voted, 4), (said.decided, 8), (said.stop, 8), (said.last, 4),
         (said.heard, 8), (said.silent, 1),
@@ -111,7 +112,7 @@ def statement_message(run_id: bytes, said: Statement, entries: bytes = b"") -> b
 
 
 def hash_of(entries: Iterable[Entry]) -> bytes:
-    """Return the hash of a statement's entries in its signed message; 32 bytes."""
+    """Return the hash of a statement's entries, as contained in the signed message; 32 bytes."""
     heads = ((one, one.term.to_bytes(4, "big") + len(one.record).to_bytes(4, "big")) for one in entries)
     told = b"".join(part for one, head in heads for part in (head, one.record, one.signature))
     return hashlib.blake2b(told, digest_size=32).digest()
@@ -155,20 +156,20 @@ class ControlFeed:
         """The proof of each term's fork, keyed by term. Of several forks of a term, the one at the lowest
         position is stored."""
         self.liars: dict[bytes, DoubleVote] = {}
-        """Proofs that a stand-in has elected two keys for one term, keyed by the stand-in's key. Statements
-        of such a stand-in are ignored."""
+        """Proofs of stand-ins that have elected two keys for one term, keyed by the stand-in's key.
+        Statements of these stand-ins are ignored."""
         self.successions: dict[bytes, Succession] = {}
-        """Successions, keyed by their signed message. A term has one, or two that void each other. Of more
-        than two, the two with the lowest messages are stored."""
+        """Successions, keyed by their signed message. For each term, one is stored, or two that void each
+        other. If there are more than two for a term, the two with the lowest signed messages are stored."""
         self.succession: Succession | None = None
-        """The succession that counts: that of the highest term with exactly one succession; None without such
-        a term."""
+        """The succession that counts: the one of the highest term that has exactly one succession; None
+        without such a term."""
         self._sizes = [0]
         """Total size of the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
         self._named: list[_Turn] = []
-        """Stored decisions that name stand-ins, in order."""
+        """The StandIns decisions among `entries`, in order."""
         self._elected: list[_Turn] = []
-        """Stored decisions that begin a term, in order."""
+        """The Elected decisions among `entries`, in order."""
 
     @property
     def stop(self) -> int:
@@ -198,8 +199,8 @@ class ControlFeed:
 
     @property
     def frozen(self) -> bool:
-        """Whether nobody can decide before the next succession, because the present term's key has signed two
-        sequences, or at least half of the stand-ins have elected two keys for one term."""
+        """Whether no decision can be made before the next succession: the present term's key has signed two
+        sequences, or at least half of the stand-ins have each elected two keys for one term."""
         honest = sum(key not in self.liars for key in self.stand_ins)
         return self.forked or (bool(self.stand_ins) and 2 * honest <= len(self.stand_ins))
 
@@ -210,13 +211,13 @@ class ControlFeed:
 
     @property
     def settled(self) -> bool:
-        """Whether the stored sequence is final so far, so that updates that it does not allow may be
-        dropped."""
+        """Whether updates that the stored decisions do not allow may be dropped: the sequence is not frozen,
+        and misses no decisions."""
         return not self.frozen and not self.misses_decisions
 
     @property
     def key(self) -> bytes | None:
-        """The key that signs the next decision; None if that is unknown."""
+        """The key that signs the next decision; None if it is unknown."""
         return self._key_of(self.term)
 
     @property
@@ -241,9 +242,9 @@ class ControlFeed:
         return terms + max((succession.term for succession in self.successions.values()), default=0)
 
     def turns(self) -> list[tuple[bytes, int, Entry]]:
-        """Return the decisions that prove which key signs next, as `after` checks them: elections, each with
-        the StandIns that named its voters. Each item is (chain hash before the decision, its position, the
-        decision)."""
+        """Return the decisions with which `after` can check, elsewhere, which key signs next: the elections
+        since the last succession, and for each election the StandIns that named its voters. Each item is
+        (chain hash before the decision, position of the decision, decision)."""
         term, places = self.term, list[int]()
         while term % self.authority.terms:
             elected = next(turn for turn in self._elected if turn.term == term)
@@ -253,8 +254,8 @@ class ControlFeed:
         return [(self.chains[place], place, self.entries[place]) for place in places]
 
     def after(self, turns: Iterable[tuple[bytes, int, Entry]]) -> tuple[int, bytes | None]:
-        """Return the present term and its key, computed from the `turns` of another node and the successions
-        known here. The key is None if one of these decisions is not valid at its position."""
+        """Return the present term and its key according to the `turns` of another node and the successions
+        known here. The key is None if one of the `turns` is not valid at its position."""
         told, last = ControlFeed(self.authority), -1
         told.successions, told.succession = self.successions, self.succession
         for chain, place, entry in turns:
@@ -288,8 +289,8 @@ class ControlFeed:
         return self._sign(Entry(self.term, record, b""), sign)
 
     def elect(self, term: int, elected: Elected, sign: Sign) -> Entry:
-        """Return the decision that begins a term, signed by the key that it names. Raises LocalProtocolError
-        in the same cases as `sign`."""
+        """Return the decision `elected`, which begins `term`, signed by the elected key. Raises
+        LocalProtocolError in the same cases as `sign`."""
         return self._sign(Entry(term, decisions.encode(elected), b""), sign)
 
     def _sign(self, entry: Entry, sign: Sign) -> Entry:
@@ -302,12 +303,12 @@ class ControlFeed:
     # -- what comes in -----------------------------------------------------------------------------
 
     def add(self, first: int, entries: Iterable[Entry]) -> int | ControlFork:
-        """Add decisions from position `first` on. Return the number of new decisions, which are now the last
-        ones of the sequence, or the proof of a fork.
+        """Add decisions from position `first` on. Return the number of new decisions, with which the sequence
+        now ends. If the decisions show a fork, return its proof instead.
 
-        Stops at the first decision that does not follow, is not validly signed or is not allowed yet; it and
-        the later ones are requested again. Stored decisions are replaced only if this node misses decisions
-        or has missed an election.
+        Stops at the first decision that does not follow the stored ones, is not validly signed or is not
+        allowed yet. The caller requests this decision and the later ones again. Stored decisions are replaced
+        only if this node misses decisions or has missed an election.
         """
         if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
             new = len(set(trial.chains) - set(self.chains))
@@ -342,7 +343,7 @@ class ControlFeed:
     def freeze(self, fork: ControlFork) -> bool:
         """Store a proof that a term's key has signed two sequences; return whether it changes anything.
 
-        Raises RemoteProtocolError (SPEC O4) if it proves nothing.
+        Raises RemoteProtocolError (SPEC O4) if the proof is not valid.
         """
         if fork.chains[0] == fork.chains[1]:
             raise RemoteProtocolError("O4", "a fork of equal sequences")
@@ -359,9 +360,10 @@ class ControlFeed:
         return True
 
     def convict(self, proof: DoubleVote) -> bool:
-        """Store a proof that a stand-in has elected two keys for one term; return whether that is news.
+        """Store a proof that a stand-in has elected two keys for one term; return whether there was no such
+        proof before.
 
-        Raises RemoteProtocolError (SPEC O24) if it proves nothing.
+        Raises RemoteProtocolError (SPEC O24) if the proof is not valid.
         """
         one, other = proof.statements
         if not _elect_two(one, other) or any(said.entries for said in proof.statements):

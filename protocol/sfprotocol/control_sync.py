@@ -1,9 +1,10 @@
-"""The control feed among neighbours: telling, asking and forwarding decisions (SPEC O12).
+"""The exchange of the control feed with neighbours: announcing, requesting and forwarding decisions (SPEC
+O12).
 
-Peers tell each other how many decisions they have, and the peer with fewer decisions asks for the rest. A few
-short new decisions are sent without a request. If the sequences of two peers differ, each peer asks the other
-for earlier and earlier decisions, until two signatures at one position prove a fork. `organised` applies the
-decisions to feeds.
+Peers tell each other how many decisions they have, and the peer with fewer decisions requests the missing
+ones. New decisions are sent without a request if they are short. If the sequences of two peers differ, each
+peer asks the other for earlier and earlier decisions, until two signatures at one position prove a fork.
+`organised` applies the decisions to feeds.
 """
 
 from __future__ import annotations
@@ -26,25 +27,27 @@ from sfprotocol.signing import Sign
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 WANT_AGAIN = 5.0
-"""Seconds without an answer after which decisions are requested again, so that a dead peer costs little time.
-The largest decision takes 15 s over a line of 100 kbit/s: it is requested several times before it arrives."""
+"""Seconds without an answer after which decisions are requested again, so that a lost message costs little
+time. The largest decision takes 15 s over a line of 100 kbit/s, so it is requested several times before it
+has arrived."""
 
 PUSHED_BYTES = 1024
-"""Maximum size of new decisions that are sent without a request, in bytes. Longer news is only announced, so
-that a peer fetches it from one neighbour and not from all."""
+"""Maximum total size, in bytes, of new decisions that are sent to neighbours without a request. Larger ones
+are only announced, so that a node fetches them from one neighbour and does not get them from all."""
 
 PAGE_BYTES = 200 * 1024
-"""Maximum size of the decisions in one message, in bytes. A larger decision is sent alone."""
+"""Maximum total size of the decisions in one message, in bytes. A single decision is sent even if it is
+larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The stored control feed of a node."""
+    """The part of the control feed that a node has stored."""
 
     entries: tuple[messages.Entry, ...] = ()
     authority: tuple[messages.HigherWord, ...] = ()
     statement: messages.Statement | None = None
-    """Our own statement as a stand-in."""
+    """Our own latest statement as a stand-in; None if we have made none."""
 
 
 NOTHING_KEPT = Kept()
@@ -63,10 +66,10 @@ class ControlSync:
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)
         self.changed: set[int] = set()
-        """Numbers of feeds whose listed steps or factors have changed since the machine last emptied this
-        set."""
+        """Numbers of feeds whose listed steps or factors have changed since the `organised` module last
+        emptied this set."""
         self.dropped = False
-        """Whether stored decisions were dropped since the machine last cleared this mark."""
+        """Whether stored decisions were dropped since the `organised` module last set this to False."""
         self._strange: list[messages.Feed] = []
         """Stored feeds whose origin is no member any more."""
         self._run = run
@@ -93,8 +96,8 @@ class ControlSync:
 
     @property
     def claimed(self) -> tuple[int, str]:
-        """The largest number of decisions that a neighbour claims to have, with that neighbour's peer id.
-        Only neighbours in our term or a later one are considered; without one, it is 0 with an empty id."""
+        """The largest number of decisions that a neighbour claims to have, and the peer id of that neighbour.
+        Only neighbours whose term is not earlier than ours are considered; (0, "") if there is none."""
         heads = [(link.control.theirs, link.peer) for link in self._links.values()]
         return max(
             ((head.stop, peer) for head, peer in heads if head and head.term >= self.feed.term),
@@ -103,12 +106,13 @@ class ControlSync:
 
     @property
     def key(self) -> bytes:
-        """The public key of this node's signatures on decisions, as the organiser or a stand-in; empty if it
-        has none."""
+        """The public key with which this node signs decisions, as the organiser or a stand-in; empty if this
+        node has no such key."""
         return self.elections.key
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of `message` by `key`. Raises LocalProtocolError if this node has no key."""
+        """Return the signature of `message` with the key whose public half is `key`. Raises
+        LocalProtocolError if this node has no such key."""
         if self._sign is None:
             raise LocalProtocolError("a signature without a key")
         return self._sign(message)
@@ -125,13 +129,15 @@ class ControlSync:
         return messages.ControlHead(self.feed.term, self.feed.stop, self.feed.chain)
 
     def introduce(self, link: Link) -> list[Action]:
-        """Tell a new neighbour our head of the control feed, successions, proofs and statements."""
+        """Tell a new neighbour the head of our control feed, and all successions, proofs and statements that
+        we have."""
         link.control.told = self.head()
         told: list[messages.Message] = [*self.feed.successions.values(), *self.feed.proofs(), self.head()]
         return [*(Transmit(link.id, message) for message in told), *self.elections.introduce(link)]
 
     def tell(self, link: Link, now: float) -> list[Action]:
-        """Tell a neighbour our new head, if it has changed; ask again for decisions that it has not sent."""
+        """Tell a neighbour the head of our control feed if it has changed since we last told it; request
+        again decisions that the neighbour has not sent."""
         actions: list[Action] = []
         if link.control.told != self.head():
             link.control.told = self.head()
@@ -166,8 +172,8 @@ class ControlSync:
         ]
 
     def heard(self, link: Link, control: messages.Control, now: float) -> list[Action]:
-        """Add decisions that a peer has sent. Decisions that do not follow ours are not added; they are no
-        fault, as the peer may have another sequence."""
+        """Add decisions that a peer has sent. Decisions that do not follow ours are not added. The peer is
+        not at fault, because it may have another sequence."""
         link.control.asked_at = float("-inf")
         before = self.feed.stop
         result = self.feed.add(control.first, control.entries)
@@ -182,7 +188,7 @@ class ControlSync:
         return [*self._grown(before, link), *self._ask(link, now), *self.elections.review(now)]
 
     def heard_authority(self, link: Link | None, message: messages.HigherWord, now: float) -> list[Action]:
-        """Handle a succession or a proof, and forward it if it is news."""
+        """Handle a succession or a proof; forward it if it is new here."""
         if link:
             link.waste.charge(FORGERY_COST, len(self._frontier), now)
         return self._learn(message, link, now)
@@ -201,8 +207,9 @@ class ControlSync:
         return [KeepAuthority(message), *dropped, *told, *asks, *self.elections.review(now)]
 
     def decide(self, record: bytes, now: float) -> list[Action]:
-        """Sign and add a decision of our own. If the run has stand-ins, only propose it. Do nothing if a new
-        fork or succession no longer allows it. Raises LocalProtocolError without a key."""
+        """Sign and add a decision of the organiser at this node. If the run has stand-ins, only propose the
+        decision to them. Do nothing if, because of a new fork or succession, our key does not sign the next
+        decision. Raises LocalProtocolError if this node has no key."""
         before = self.feed.stop
         if self.feed.frozen or self.feed.misses_decisions:
             return []

@@ -1,7 +1,7 @@
 """Decisions of an organiser, the entries of an organised run's control feed (SPEC O2, O5).
 
-Types of decisions, and the one encoding of each decision. `run_state` applies decisions; `control_feed`
-checks who may sign them. All numbers are integers; fractions are fixed-point numbers.
+The types of decisions, and their encoding. `run_state` applies decisions; `control_feed` checks who may sign
+them. All numbers are integers; fractions are fixed-point numbers.
 """
 
 from __future__ import annotations
@@ -42,28 +42,29 @@ RATE_ONE = 1 << 32
 """A rate of 1, in units of 2^-32 (SPEC O8)."""
 
 UNIT_ONE = 1 << 16
-"""Stored value of `RateFrom.unit` if a scalar of 1 stands for scalar_delta; units are stored in units of
-2^-16 of scalar_delta (SPEC U11)."""
+"""Value of `RateFrom.unit` with which a scalar of 1 stands for scalar_delta: units are stored as multiples of
+2^-16 scalar_delta (SPEC U11)."""
 
 FACTOR_ONE = 1 << 12
 """A factor of 1, in units of 2^-12 (SPEC O8)."""
 
 LEAST_NORM = 8
-"""Divisor of the limit of an update's norm. An update counts only if its norm is at least an eighth of the
-limit. A smaller update would change little, but use up as much of the update budget as a large one."""
+"""Divisor of the limit of the norm of first-order updates. An update counts only if its norm is at least an
+eighth of the limit. A shorter update would change the model little, but use up as much of the update budget
+as a longer one."""
 
 INCARNATIONS = 64
-"""Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times the number of its member, plus
-its incarnation."""
+"""Maximum number of feeds of one member (SPEC O6). The number of a feed is INCARNATIONS times the number of
+its member, plus the feed's incarnation."""
 
 TAG_BYTES = 8
-"""Size of the tag that identifies a feed's history in a close, in bytes. After the close, a member may search
-for another history of its feed with the same tag. On one processor this takes minutes for a tag of 4 bytes,
-and thousands of years for 8 bytes (SPEC O7)."""
+"""Size, in bytes, of the tag that identifies a feed's history in a Close. After the Close, a dishonest member
+could search for another history of its feed with the same tag. On one processor, the search takes minutes for
+a tag of 4 bytes, and thousands of years for 8 bytes (SPEC O7)."""
 
 MAX_DECISION = 192 * 1024
-"""Maximum size of one decision, in bytes. A decision of this size fits a message, and a close of 10,000 feeds
-is smaller."""
+"""Maximum size of one decision, in bytes. A decision of this size fits a message. A Close of 10,000 feeds is
+smaller."""
 
 MAX_MOVES = 16_384
 """Maximum number of entries of a list in a decision. Bounds the memory that the decoder allocates for a list
@@ -78,17 +79,18 @@ MAX_TEXT = 1000
 
 
 class Move(NamedTuple):
-    """The steps of one feed that a close lists."""
+    """The steps of one feed that one Close lists."""
 
     feed: int
-    """Number of the feed."""
+    """The number of the feed (see INCARNATIONS)."""
     steps: int
-    """Number of listed steps. They follow the last step that an earlier close lists."""
+    """Number of listed steps. They begin with the first step that is not listed by an earlier Close."""
     tag: bytes
     """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last listed step), which identify the
-    history. The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
+    history. The salt is drawn for the Close, so that nobody can prepare two histories with one tag."""
     zeros: int = 0
-    """Number of these steps whose scalar is 0: they do not change the weights and do not count."""
+    """Number of listed steps that cannot change the weights, and so do not count: their scalar is 0, or their
+    norm is out of bounds (`RateFrom.moves`)."""
 
     @property
     def moving(self) -> int:
@@ -97,11 +99,11 @@ class Move(NamedTuple):
 
 
 class Recount(NamedTuple):
-    """Steps of one feed in one close, which an earlier seal has skipped and a later seal counts."""
+    """Steps of one feed in one Close, which an earlier Seal has skipped and a later Seal counts."""
 
     feed: int
     epoch: int
-    """The epoch of the close that lists them."""
+    """The epoch of the Close that lists these steps."""
 
 
 class RateFrom(NamedTuple):
@@ -118,8 +120,9 @@ class RateFrom(NamedTuple):
     norms have no limit."""
 
     def moves(self, values: Values) -> bool:
-        """Return whether an update with this label changes the weights (SPEC U11). Zeros do not. In a
-        first-order run, updates with a norm above the limit or below an eighth of it do not."""
+        """Return whether an update with this rate changes the weights (SPEC U11). An update with the scalar 0
+        does not. In a first-order run, neither does an update with a norm above the limit or below an eighth
+        of the limit."""
         if isinstance(values, int):
             return values != 0
         squares = squares_of(values)
@@ -127,7 +130,7 @@ class RateFrom(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The measured effect on the validation loss of the updates of one feed that a close lists."""
+    """The measured effect of one feed's updates in one Close on the validation loss."""
 
     feed: int
     updates: int
@@ -136,7 +139,8 @@ class Part(NamedTuple):
     """Decrease of the validation loss by the measured updates, if their factor is 1, in units of 10^-9
     nats."""
     score: int
-    """Standard deviations by which the worth exceeds chance, in units of 10^-3 (SPEC O16)."""
+    """Measure of the updates' quality: by how many standard deviations they are better than random ones, in
+    units of 10^-3 (SPEC O16)."""
 
 
 class StandIn(NamedTuple):
@@ -147,16 +151,16 @@ class StandIn(NamedTuple):
 
 
 class Ballot(NamedTuple):
-    """The signature of one stand-in over `control_feed.election_message`. `stand_in` is its index in the list
-    of stand-ins."""
+    """The signature of one stand-in over `control_feed.election_message`. `stand_in` is the index of the
+    stand-in in the last StandIns decision."""
 
     stand_in: int
     signature: bytes
 
 
 class Extension(NamedTuple):
-    """An additional field of a decision, defined by a later version. The run's state may depend on a field
-    with an even `kind`, so a node that does not know this kind cannot compute the state."""
+    """An additional field of a decision, for later versions of sfnode. The run's state may depend on fields
+    of even `kind`. A node that meets an even kind that it does not know cannot compute the state."""
 
     kind: int
     data: bytes
@@ -164,7 +168,7 @@ class Extension(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the open epoch: list the updates that its seal will judge, and open the next epoch."""
+    """Close the open epoch: list the updates that its Seal will judge, and open the next epoch."""
 
     epoch: int
     salt: bytes
@@ -174,25 +178,25 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Judge the steps that the close of `epoch` lists: all count except those of skipped feeds."""
+    """Judge the steps that the Close of `epoch` lists: all count except those of skipped feeds."""
 
     epoch: int
     skipped: tuple[int, ...]
     recounted: tuple[Recount, ...]
     digest: bytes
-    """The digest of all listed steps after the close of `epoch` (SPEC O10); 32 bytes."""
+    """The digest of all steps that the Close of `epoch` and earlier Closes list (SPEC O10); 32 bytes."""
     factor: int
-    """Factor of all steps that this seal counts, in units of 2^-12."""
+    """Factor of all steps that this Seal counts, in units of 2^-12."""
     rates: tuple[RateFrom, ...]
-    """Rates of coming epochs."""
+    """Rates of epochs that are not open yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amend:
-    """End a feed before the steps that the close of `epoch` lists, because these steps and all later ones are
+    """End a feed before the steps that the Close of `epoch` lists, because these steps and all later ones are
     lost.
 
-    A feed can end only where a close has recorded a tag of its history. Elsewhere, nodes could not tell two
+    A feed can end only where a Close has recorded a tag of its history. Elsewhere, nodes could not tell two
     histories of the feed apart.
     """
 
@@ -209,7 +213,7 @@ class Admit:
     """Maximum number of updates of the origin with one label; 0 for a stranger, for whom nobody vouches (SPEC
     O20)."""
     invitation: int
-    """1 + number of its invitation; 0 for none."""
+    """1 + number of the invitation with which the origin comes; 0 without an invitation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,8 @@ class Invite:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Exclude the updates of a member that have the label `epoch` or a later one."""
+    """Exclude the updates of a member that have the label `epoch` or a later label, unless Closes list
+    them."""
 
     member: int
     epoch: int
@@ -238,7 +243,7 @@ class RevokeInvitation:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Exclude for good the steps of these `members` that the closes of epochs `first` to `last` list. If
+    """Exclude for good the steps of these `members` that the Closes of epochs `first` to `last` list. If
     `members` is empty, exclude the steps of all members."""
 
     first: int
@@ -255,33 +260,33 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Complete the run."""
+    """Declare the run complete, so that nobody makes further updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """Use published bases for a subspace, and for later subspaces without bases of their own."""
+    """Set the published bases of a subspace. Later subspaces without bases of their own use them, too."""
 
     subspace: int
     digest: bytes
-    """The digest of the blob (SPEC R10); 32 bytes."""
+    """The digest of the file with the bases (SPEC R10); 32 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
     """Name the stand-ins, of whom the organiser is one. If the organiser falls silent, more than half of the
-    stand-ins elect another one. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
+    stand-ins elect another organiser. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
 
     keys: tuple[StandIn, ...]
     admission: int = 0
-    """Policy for newcomers whom an elected stand-in admits without asking a person. 0: those with an
-    invitation. 1: the same, and others wait for a person to decide. 2: those with an invitation or a proof of
-    work."""
+    """Newcomers whom an elected stand-in admits without asking a person. 0: those with an invitation. 1:
+    those with an invitation; requests of others wait for a person to decide. 2: those with an invitation or a
+    proof of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Begin a term of this key, which more than half of the stand-ins have elected (SPEC O22)."""
+    """Begin a term in which this key signs: more than half of the stand-ins have elected it (SPEC O23)."""
 
     key: bytes
     ballots: tuple[Ballot, ...]
@@ -289,19 +294,21 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Announce a text to everybody; changes nothing."""
+    """Announce a text to all nodes; has no effect on the run's state."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Report an evaluation of a seal's model on the validation rows; changes nothing."""
+    """Report an evaluation of the model after the Seal of `epoch`, on the validation rows; has no effect on
+    the run's state."""
 
     epoch: int
     metric: str
     value: int
-    """The value, in units of 10^-6, like `low`, `high` and `loss`."""
+    """The value of the metric, in units of 10^-6. The confidence interval (`low`, `high`) and the `loss` have
+    the same unit."""
     low: int
     high: int
     loss: int
@@ -310,8 +317,8 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Report the digests of all updates that count up to a sealed epoch. Everybody can recompute them, and
-    they do not change which updates count (SPEC O14)."""
+    """Report the digests of what counts up to a sealed epoch. Every node can recompute these digests. A
+    Checkpoint does not change which updates count (SPEC O14)."""
 
     epoch: int
     feeds: bytes
@@ -322,7 +329,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Report the worth of each feed in an epoch, as measured before its seal; changes nothing (SPEC O16)."""
+    """Report the worth of each feed's updates in an epoch, as measured before the Seal of the epoch; has no
+    effect on the run's state (SPEC O16)."""
 
     epoch: int
     rows: int
@@ -332,16 +340,16 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """Name members that measure for the organiser. Changes nothing; only versions before 0.3 made this
-    decision (SPEC O18)."""
+    """Name members that measure for the organiser. Only sfnode before version 0.3 made this decision; it has
+    no effect any more (SPEC O18)."""
 
     members: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """Report the feeds with scalars in the close of `epoch` that are too large to count at once; changes
-    nothing."""
+    """Report the feeds whose listed scalars in the Close of `epoch` are so large that the organiser does not
+    count them for the time being. The report itself has no effect on the run's state."""
 
     epoch: int
     feeds: tuple[int, ...]
@@ -367,7 +375,8 @@ class Recorded(NamedTuple):
 
     @property
     def unsupported(self) -> bool:
-        """Whether the state of the run may depend on a kind that this version does not know."""
+        """Whether the state of the run may depend on a kind of decision or extension that this version does
+        not know."""
         critical = isinstance(self.decision, Unknown) and self.decision.kind % 2 == 0
         return critical or any(extension.kind % 2 == 0 for extension in self.extensions)
 
@@ -445,7 +454,8 @@ _KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
     9: (Validators, (_NUMBERS,)),
     11: (Oversized, (U32, _NUMBERS)),
 }
-"""The fields of each kind. Even kinds change the state of a run, odd kinds do not."""
+"""The type and the fields of each kind of decision, keyed by kind. Even kinds change the state of a run, odd
+kinds do not."""
 
 _KIND_OF = {decision: kind for kind, (decision, _) in _KINDS.items()}
 _FIELDS = {kind: row(decision, *fields) for kind, (decision, fields) in _KINDS.items()}
@@ -453,7 +463,8 @@ _BOUNDS = {"max_array_len": MAX_MOVES, "max_map_len": 0, "max_ext_len": 0}
 
 
 def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
-    """Return the one encoding of a decision (SPEC O2). Raises RemoteProtocolError if it has none."""
+    """Return the only valid encoding of a decision (SPEC O2). Raises RemoteProtocolError if a field is out of
+    range."""
     kind = _KIND_OF.get(type(decision))
     if kind is None:
         raise RemoteProtocolError("O2", "a decision that cannot be written")
@@ -463,8 +474,8 @@ def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
 
 
 def decode(data: bytes) -> Recorded:
-    """Return the decision that `data` encodes. Raises RemoteProtocolError (SPEC O2) if `data` encodes
-    none."""
+    """Return the decision that `data` encodes. Raises RemoteProtocolError (SPEC O2) if `data` is not the
+    encoding of a decision."""
     try:
         return _decode(data)
     except RemoteProtocolError as error:
@@ -485,8 +496,8 @@ def _decode(data: bytes) -> Recorded:
 
 
 def read(record: bytes) -> Recorded:
-    """Return the decision of a signed record. For a record without a valid decision, return a decision that
-    changes nothing (SPEC O2)."""
+    """Return the decision that a signed record encodes. If the record does not encode a valid decision,
+    return one that has no effect (SPEC O2)."""
     try:
         return decode(record)
     except RemoteProtocolError:

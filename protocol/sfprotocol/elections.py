@@ -1,10 +1,10 @@
-"""Stand-ins: they decide by majority, and elect another organiser when the organiser falls silent (SPEC O21
-to O24). This is Raft (Ongaro and Ousterhout 2014) with flooded states in place of remote calls.
+"""Stand-ins: they confirm decisions by majority, and elect another organiser when the organiser falls silent
+(SPEC O21 to O24). This is Raft (Ongaro and Ousterhout 2014) with flooded statements in place of remote calls.
 
 Theory of operation. Each stand-in publishes a signed, numbered Statement with its term, the key that it has
 elected, and the undecided decisions that it holds. The newest Statement of each stand-in is flooded to all
-nodes, and every action is a function of these Statements (`review`). Our own Statement is stored durably
-before it is sent, so that we keep its promises after a crash.
+nodes, and every step of a stand-in follows from these Statements (`review`). A stand-in stores its own
+Statement durably before sending it, so that it keeps the vote in it after a crash.
 
     role         does                                                becomes
     follower     holds what the organiser proposes, and answers      silent, after LEASE without a beat
@@ -21,8 +21,8 @@ before it is sent, so that we keep its promises after a crash.
     decided      a decision that more than half hold: it joins the control feed and is sent to everybody
 
 An organiser decides nothing unless more than half of the stand-ins have answered it within LEASE. While a
-`StandIns` is undecided, both the former and the new stand-ins must agree. Without stand-ins this module is
-not used.
+`StandIns` decision is undecided, every decision and election needs more than half of the former stand-ins and
+more than half of the new ones. In a run without stand-ins, this module is not used.
 """
 
 from __future__ import annotations
@@ -41,39 +41,41 @@ from sfprotocol.signing import Sign, signed_by
 from sfprotocol.wire_codec import MAX_TAIL
 
 BEAT = 10.0
-"""Seconds between two statements of an organiser, and of a stand-in that hears no organiser."""
+"""Seconds between two statements (beats) of an organiser, and of a stand-in that hears no organiser."""
 
 LEASE = 60.0
-"""Seconds after which the answers of stand-ins expire, so that an organiser without newer ones decides
-nothing; and seconds without a beat after which stand-ins look for another organiser. It is six beats, so that
-a lost link or a busy machine causes no election."""
+"""Seconds after which an answer of a stand-in to the organiser expires. An organiser without newer answers
+decides nothing. LEASE is also the time without a statement of the organiser after which stand-ins look for
+another organiser. The organiser makes six statements in that time, so that a lost link or a busy machine
+causes no election."""
 
 SPREAD = 10.0
-"""Maximum random delay, in seconds, before a stand-in becomes a candidate. Two candidates at the same time
-might get half of the votes each, so that neither is elected."""
+"""Maximum random delay, in seconds, before a stand-in becomes a candidate. Without the delay, several
+candidates might divide the votes among themselves, so that none is elected."""
 
 STATEMENT_BYTES, STATEMENT_RATE, STATEMENT_BURST = 320, 8_192.0, 524_288.0
-"""STATEMENT_BYTES: size of a statement without entries. Of each stand-in's statements, at most STATEMENT_RATE
-bytes a second, and STATEMENT_BURST bytes at once, are forwarded. The largest decision, of 192 KiB, fits
-the burst; only runs with thousands of members have such decisions, and their epochs last minutes."""
+"""STATEMENT_BYTES: size of a statement without entries, in bytes. For each stand-in, a node forwards at most
+STATEMENT_RATE bytes of statements a second on average, and STATEMENT_BURST bytes at once. A statement with
+the largest possible decision (192 KiB) fits the burst. Only runs with thousands of members have decisions of
+that size, and few of them, as their epochs last minutes."""
 
 LEAP = 1024
-"""Maximum number of terms by which the statements of others may be ahead of our own term; statements with
-later terms are ignored. Honest stand-ins do not get further ahead: before each new term, more than half of
-the stand-ins hear no organiser for seconds."""
+"""Maximum number of terms by which statements of other stand-ins may be ahead of our own term. Statements
+with later terms are ignored. Honest stand-ins do not get that far ahead unnoticed, because each new term
+takes them some seconds."""
 
 KEPT_VOTES = 8
-"""Maximum number of stored votes of one stand-in, with which its later votes are compared to find a double
-vote. An honest stand-in has fewer votes in terms that are not over."""
+"""Maximum number of stored votes of one stand-in. Its later votes are compared with them to find a double
+vote. An honest stand-in votes in fewer terms until one of these terms has an elected organiser."""
 
 LAST_NUMBER = (1 << 63) - 1
-"""Maximum number of a statement. Statements with higher numbers are ignored, as a stand-in could not number
-its next statement after the largest possible number."""
+"""Maximum number of a statement. Statements with higher numbers are ignored. Otherwise a stand-in whose key
+was misused for a statement with the largest possible number could make no further statement."""
 
 
 @dataclass(slots=True)
 class _Heard:
-    """A statement, with the time of its arrival."""
+    """A statement of another stand-in, with the time of its arrival."""
 
     said: Statement
     at: float
@@ -81,8 +83,8 @@ class _Heard:
 
 
 class Elections:
-    """The stand-ins of one run, as one machine knows them; if this machine is a stand-in, also its own
-    state."""
+    """The stand-ins of one run, as this machine knows them. If this node is a stand-in, also its own
+    statement and role."""
 
     def __init__(
         self,
@@ -94,20 +96,23 @@ class Elections:
         prove: Callable[[HigherWord, Link | None, float], list[Action]],
         own: Statement | None,
     ) -> None:
-        """`grow` adds decisions to the control feed; `prove` stores and sends a proof; `own` is our own
-        stored statement."""
+        """`grow` adds decisions to the control feed. `prove` stores a proof and sends it to neighbours. `own`
+        is our own statement, as stored before."""
         self._feed, self._links, self._counters = feed, links, counters
         self._grow, self._prove = grow, prove
         self._heard: dict[bytes, _Heard] = {}
         self._votes: dict[bytes, list[Statement]] = {}
-        """Statements that elect somebody, keyed by the stand-in's key: one for each term that is not over."""
+        """Statements that vote for a candidate, keyed by the stand-in's key: one for each term from the
+        present one on."""
         self._own = own
         self._sign: Sign | None = None
         self.key = b""
-        """The public key with which this node stands in, or offers to."""
+        """The public key with which this node is a stand-in or offers to become one; empty if there is
+        none."""
         self.restored = False
-        """Whether our key may have made promises that are unknown here. We then elect nobody until we have
-        learnt which terms have begun."""
+        """Whether our key may have signed votes or decisions that are unknown here, because our data was
+        restored from a copy. We then vote for nobody until more than half of the other stand-ins have told
+        their terms."""
         self._tail: tuple[int, tuple[Entry, ...]] = (own.decided, own.entries) if own else (0, ())
         self._organiser_at = float("-inf")
         """The time of the organiser's last statement, or the time at which we began to listen."""
@@ -136,22 +141,23 @@ class Elections:
 
     @property
     def in_use(self) -> bool:
-        """Whether there are stand-ins, so that a decision needs more than half of them."""
+        """Whether the run has stand-ins. If so, a decision needs more than half of them."""
         return bool(self._feed.stand_ins)
 
     @property
     def takes_part(self) -> bool:
-        """Whether this node is a stand-in."""
+        """Whether this node acts as a stand-in: it has a key, and the decisions or a proposal name this
+        key."""
         return self._sign is not None and self._accepts(self.key)
 
     @property
     def settled(self) -> bool:
-        """Whether it is known, and stored durably, in which terms our key may already have voted."""
+        """Whether all votes of our key are known here and stored durably."""
         return not self.restored and self._own is not None
 
     def leads(self, now: float) -> bool:
-        """Return whether this node may decide: it organises, and more than half of the stand-ins have
-        answered it within LEASE."""
+        """Return whether this node may make decisions: its key is the organiser's, and more than half of the
+        stand-ins have answered its statements within LEASE."""
         if not self.takes_part or self.restored or self._feed.key != self.key or not self._organises():
             return False
         return not self._feed.frozen and self._most(
@@ -159,7 +165,8 @@ class Elections:
         )
 
     def present(self, now: float) -> list[bytes]:
-        """Return the keys of the stand-ins that were heard within LEASE, and our own key."""
+        """Return the keys of the stand-ins whose statements have arrived within LEASE. Our own key is
+        included if we are a stand-in."""
         fresh = {*self._fresh(now), self.key}
         return [key for key in self._feed.stand_ins if key in fresh]
 
@@ -168,14 +175,14 @@ class Elections:
         return [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
 
     def deadline(self) -> float:
-        """Return the time at which `review` has something to do."""
+        """Return the time at which `review` must be called next; infinity if this node is no stand-in."""
         return self._wake_at if self.takes_part else float("inf")
 
     # -- what comes in -----------------------------------------------------------------------------
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Take part with this key from now on. `restored`: whether the key may have made promises that are
-        unknown here."""
+        """Take part as a stand-in with this key from now on. `restored`: whether the key may have signed
+        votes or decisions that are unknown here."""
         self.key, self._sign, self.restored = key, sign, restored
         self._organiser_at = self._beat_at = self._wake_at = now
         if self._own and self._own.key != key:
@@ -196,8 +203,9 @@ class Elections:
         return [Transmit(link.id, said) for said in told.values()]
 
     def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
-        """Store a statement and forward it if it is news. If an earlier statement of the same stand-in elects
-        another key for the same term, send the proof of a double vote.
+        """Store and forward a statement if it is newer than the stored one of the same stand-in. If it votes
+        for another candidate than an earlier vote of that stand-in in the same term, send the proof of this
+        double vote.
 
         Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
@@ -248,7 +256,8 @@ class Elections:
             self._votes[said.key] = [*votes, said][:KEPT_VOTES] if fresh else votes
 
     def decide(self, record: bytes, now: float) -> list[Action]:
-        """Propose a decision. Do nothing while another one is undecided, or while we may not decide."""
+        """Propose a decision to the stand-ins. Do nothing while another decision is undecided, or while this
+        node may not decide (`leads`)."""
         ahead = self._ahead()
         if not self.leads(now) or self._hands_to or ahead.stop > self._feed.stop:
             return []
@@ -256,8 +265,9 @@ class Elections:
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
-        """Elect another stand-in for the next term once our proposal is decided. That stand-in becomes a
-        candidate at once, and others elect it, too. Do nothing if we may not decide or the stand-in is
+        """Hand the run over to the stand-in with this key: vote for it in the next term as soon as no
+        proposal of ours is undecided. The stand-in then becomes a candidate without delay, and the other
+        stand-ins vote for it, too. Do nothing if this node may not decide (`leads`), or the stand-in is
         away."""
         if not self.leads(now) or key not in self.present(now) or key == self.key:
             return []
@@ -280,8 +290,8 @@ class Elections:
     # -- what follows ------------------------------------------------------------------------------
 
     def review(self, now: float) -> list[Action]:
-        """Take every step that follows from the known statements: answer, elect, become a candidate,
-        decide."""
+        """Do everything that follows from the known statements: answer the organiser, vote, become a
+        candidate, decide."""
         for key in [key for key in self._heard if not self._accepts(key)]:
             for known in self._heard, self._votes, self._told_at:
                 known.pop(key, None)

@@ -1,12 +1,13 @@
 """The two kinds of error in the protocol: ours and the other side's.
 
-`LocalProtocolError` means that this node's own code broke a rule: it is loud and stops the node.
-`RemoteProtocolError` means that a peer broke one: it costs the message or the link, never the process.
+`LocalProtocolError` means that this node's own code broke a rule. The error stops the node.
+`RemoteProtocolError` means that a peer broke a rule. The node then drops the message or the link, and goes
+on.
 """
 
 
 class ProtocolError(Exception):
-    """Base of both kinds."""
+    """Base class of both kinds of error."""
 
 
 class LocalProtocolError(ProtocolError):

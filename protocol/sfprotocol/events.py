@@ -1,8 +1,8 @@
-"""Events, which go into the machine, and actions, which come out of it (SPEC, "State machine").
+"""Events, which are the input of the machine, and actions, which are its output (SPEC, "State machine").
 
-Plain values without behaviour. The host turns sockets, clocks and the engine into events and carries out
-actions in the order given. An action may rely on all actions before it. In particular, an Admit is durable
-before anything after it is sent.
+Plain values without behaviour. The host makes events from what sockets, clocks and the engine bring, and
+carries out actions in the given order. An action may rely on all earlier actions. In particular, an Admit is
+durable before any later message is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LinkId = int
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A stream to a peer is open."""
+    """A stream to a peer is open: the link is up."""
 
     link: LinkId
     peer: str
@@ -30,14 +30,14 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The stream has ended, whoever ended it."""
+    """The stream of a link has ended; either side may have ended it."""
 
     link: LinkId
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One frame arrived."""
+    """One frame has arrived on a link."""
 
     link: LinkId
     frame: bytes
@@ -45,7 +45,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Writable:
-    """Everything handed to the link so far is written, so that it can take more segments."""
+    """Everything handed to the link so far is written. The link can take more segments."""
 
     link: LinkId
 
@@ -76,18 +76,19 @@ class OwnUpdates:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """An Examine was carried out. The result is our own history of the feed from the same step on."""
+    """An Examine was carried out. The event has our own history of the feed, from the first step of `against`
+    on."""
 
     link: LinkId
     feed: messages.Feed
     against: messages.Segment | messages.Proof
     chain: bytes
-    """Our chain head before that step."""
+    """Our chain head before the first step of `against`."""
     ours: messages.Segment
-    """Our updates from that step on, with the origin's signature after them; without updates if our log ends
-    there."""
+    """Our updates from the first step of `against` on, up to a signature; a segment without updates if our
+    log ends there."""
     kept: messages.Proof | None
-    """The proof of the feed's lowest Cut so far; None if the feed is not cut."""
+    """The proof that cuts the feed at the lowest step; None if no proof cuts the feed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +98,15 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class OwnDecision:
-    """The holder of the organiser's key has decided. The record is encoded by `decisions.encode`."""
+    """The organiser has made a decision at this node, which has the organiser's key. `decisions.encode` has
+    encoded the record."""
 
     record: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OwnHandOver:
-    """The organiser hands the run over at once to the stand-in with this key."""
+    """The organiser, at this node, hands the run over to the stand-in with this key."""
 
     key: bytes
 
@@ -135,15 +137,16 @@ class Traced:
     epoch: int
     """Epoch of the update before step `stop`; 0 at the beginning."""
     labelled: int
-    """Number of consecutive updates directly before step `stop` that belong to `epoch`."""
+    """Number of consecutive updates directly before step `stop` whose label is `epoch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKept:
-    """This node stores the state of a usable checkpoint, so that updates before these bases are not needed.
+    """This node has stored the state of a usable checkpoint, so that updates before `bases` are not needed
+    any more.
 
     `bases` contains the base of every feed with listed steps up to the checkpoint's epoch. `checkpoint` is
-    None if this node has waited for a checkpoint and begins with step 0 of every feed after all.
+    None if this node has waited for a checkpoint in vain, and now begins every feed with step 0.
     """
 
     checkpoint: Checkpoint | None
@@ -164,8 +167,9 @@ class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
     `chain` is the chain head after the segment. `counted` is less than the segment's number of updates only
-    if the feed is cut (SPEC E4), or if later updates are revoked or not allowed (SPEC O6). Updates that do
-    not count are stored, too, because the signature can be verified only with the whole segment.
+    if the other updates lie beyond a cut (SPEC E4), have a label for which the origin is revoked, or are not
+    allowed (SPEC O6). These updates are stored, too, because the signature can be verified only with the
+    whole segment.
     """
 
     feed: messages.Feed
@@ -176,7 +180,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Send this message."""
+    """Send this message on the link."""
 
     link: LinkId
     message: messages.Message
@@ -194,8 +198,8 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Store the proof durably. Then subtract the updates from step `proof.cut` to step `stop` from the cores
-    (SPEC E4). Every Cut of a feed is lower than the Cuts before."""
+    """Store the proof durably. Then subtract the updates from step `proof.cut` up to step `stop` from the
+    cores (SPEC E4). Every Cut of a feed is at a lower step than the Cut before."""
 
     proof: messages.Proof
     stop: int
@@ -212,7 +216,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ShowProof:
-    """Send the proof of the feed's lowest Cut."""
+    """Send the stored proof that cuts the feed at the lowest step."""
 
     link: LinkId
     feed: messages.Feed
@@ -222,7 +226,7 @@ class ShowProof:
 class Examine:
     """Look up our own history of the feed from step `against.first` (for a Proof: `at`) on; report Examined.
 
-    Our log reaches at least that step and is not empty.
+    Our log of the feed is not empty and reaches that step.
     """
 
     link: LinkId
@@ -232,14 +236,15 @@ class Examine:
 
 @dataclass(frozen=True, slots=True)
 class KeepCard:
-    """Store this card in place of an earlier one of its feed."""
+    """Store this card in place of an earlier card of the same feed."""
 
     card: messages.Card
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close the link. `fault` is the broken SPEC rule with its reason, or empty for an ordinary parting."""
+    """Close the link. `fault` is the SPEC rule that the peer broke, with the reason; empty if the peer broke
+    none."""
 
     link: LinkId
     fault: str
@@ -254,7 +259,8 @@ class ContinueAs:
 
 @dataclass(frozen=True, slots=True)
 class KeepControl:
-    """Store these decisions durably from position `first` on, in place of any that are stored there."""
+    """Store these decisions durably from position `first` on, in place of all decisions stored from that
+    position on."""
 
     first: int
     entries: tuple[messages.Entry, ...]
@@ -264,7 +270,8 @@ class KeepControl:
 
 @dataclass(frozen=True, slots=True)
 class KeepAuthority:
-    """Store this message durably: a succession, or a proof about a key of the control feed."""
+    """Store this message durably: a succession, or a proof that a key of the control feed has signed two
+    histories or two votes."""
 
     message: messages.HigherWord
 
@@ -278,10 +285,11 @@ class KeepStatement:
 
 @dataclass(frozen=True, slots=True)
 class Recounted:
-    """Count the updates of this feed again, as decisions have changed which of them count, or their factors.
+    """Determine again which updates of this feed count, and with which factors, as decisions have changed
+    this.
 
-    Until now its first `before` updates counted. The log keeps an update that does not count any more until
-    another one of the same step takes its place.
+    Until now its first `before` updates counted. An update that does not count any more stays in the log
+    until another update with the same step replaces it.
     """
 
     feed: messages.Feed
@@ -298,7 +306,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """Make these bases the durable beginning of the log. Updates before them may be deleted."""
+    """Make these bases, durably, the beginning of the log. Updates before them may be deleted."""
 
     checkpoint: Checkpoint
     bases: tuple[Base, ...]
@@ -306,11 +314,11 @@ class Rebase:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """Show this join request or offer to stand in to the organiser, if this node is the organiser."""
+    """Show a join request, or an offer to stand in, to the organiser, if this is the organiser's node."""
 
     join_request: messages.JoinRequest | messages.Offer
     via: str
-    """The peer that brought the request or offer; empty if it is our own."""
+    """The peer that has brought the request or offer; empty if this node has made it."""
 
 
 OrganisedAction = KeepControl | KeepAuthority | KeepStatement | Recounted | Trace | Rebase | JoinRequested
@@ -325,25 +333,25 @@ Action = OpenAction | OrganisedAction
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of things that have happened so far; they never decrease."""
+    """Counts of what has happened at this machine so far; the counts never decrease."""
 
     admitted: int = 0
     put_off: int = 0
-    """Segments and proofs that were put off because they exceed their origin's rate."""
+    """Number of segments and proofs that were put off because they exceed the rate of their origin."""
     rejected: int = 0
-    """Segments that did not verify."""
+    """Number of segments that did not verify."""
     cuts: int = 0
-    """Proofs that cut a feed, or cut it lower than before."""
+    """Number of proofs that cut a feed, or that cut it at a lower step than before."""
     cards: int = 0
-    """Cards of others that were news."""
+    """Number of cards of other origins that were new here."""
     decisions: int = 0
-    """Decisions, successions and forks of the control feed that were news."""
+    """Number of decisions of the control feed, successions, and proofs about its keys that were new here."""
     statements: int = 0
-    """Statements of stand-ins that were news."""
+    """Number of statements of stand-ins that were new here."""
 
     @property
     def news(self) -> int:
-        """Sum of counters that increases with each useful message of others: one that changes our state or is
-        put off."""
+        """Sum of all counters except `rejected`. A message of a peer counts as waste of its link if handling
+        the message does not increase this sum."""
         told = self.cards + self.decisions + self.statements
         return self.admitted + self.cuts + told + self.put_off

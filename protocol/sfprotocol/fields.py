@@ -1,6 +1,7 @@
 """Fields of messages and decisions: conversion to and from the values of a MessagePack array.
 
-A type is described once, as a row of fields. Reading also refuses invalid values (SPEC C5, C8).
+Each type is described once, as a sequence of Fields, for reading and for writing. Reading refuses invalid
+values (SPEC C5, C8).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _UNREADABLE = (
     (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFF), (0x13430, 0x1345F),
     (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0x10FFFF),
 )  # fmt: skip
-"""Code points that are invisible, change the direction of writing or control a terminal (SPEC K2). They are
-listed as ranges, because Unicode's categories change from version to version."""
+"""Code points that are invisible, change the direction of writing or control a terminal, as pairs (first,
+last) (SPEC K2). Unicode's categories are not used in their place, because they change from version to
+version."""
 
 
 class Names(NamedTuple):
@@ -39,8 +41,8 @@ NAMELESS = Names()
 
 
 def text_fault(text: str, most: int = MAX_NAME) -> str | None:
-    """Return what is wrong with a name, a team or another text, as a sentence that begins with "it"; None if
-    the text is valid. A text of more than `most` bytes is invalid (SPEC K2)."""
+    """Return the fault of a name, a team or another text, as a sentence that begins with "it"; None if the
+    text is valid. A text of more than `most` bytes is invalid (SPEC K2)."""
     if len(text.encode("utf-8", "surrogatepass")) > most:
         return f"it takes more than {most} bytes"
     if text != text.strip(" "):
@@ -56,8 +58,8 @@ def readable(text: str) -> bool:
 
 
 Scalar = int
-"""A quantised derivative, in units of the manifest's scalar_delta; in a first-order run, in the unit that
-seals set for the update's label."""
+"""A quantised directional derivative, in units of the manifest's scalar_delta. In a first-order run: a
+quantised entry of the gradient, in the unit that Seals set for the update's label."""
 
 Values = Scalar | tuple[Scalar, ...]
 """The content of an update. In a zeroth-order run it is one scalar along the update's direction. In a
@@ -72,8 +74,8 @@ def flat(every: Sequence[Values]) -> Sequence[Scalar]:
 
 
 def cells_of(values: Values) -> int:
-    """Return the number of cells of an update of a first-order run; 0 for an update with one scalar. It is
-    `messages.RunParameters.cells` of the update's run."""
+    """Return the number of cells of an update of a first-order run; 0 for an update of a zeroth-order run.
+    The result equals `messages.RunParameters.cells` of the update's run."""
     return 0 if isinstance(values, int) else len(values)
 
 
@@ -88,8 +90,8 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes, bounds: Mapping[str, int], rule: str) -> Any:
-    """Return the one value in `data`. Raises RemoteProtocolError (`rule`) if it is no MessagePack, or has
-    lists or maps beyond these `bounds`."""
+    """Return the one value in `data`. Raises RemoteProtocolError (`rule`) if `data` is not MessagePack, or
+    has lists or maps that exceed these `bounds`."""
     try:
         return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **bounds)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
@@ -102,14 +104,15 @@ def require(condition: bool, rule: str, reason: str) -> None:
 
 
 class Field(NamedTuple):
-    """The reader and the writer of a part of a message that takes `width` consecutive values of an array."""
+    """The reader and the writer of a field of a message. The field takes `width` consecutive values of the
+    encoded array."""
 
     width: int
     read: Callable[[list[Any], int], Any]
-    """Returns the part, given all values and the index of the part's first value. Raises
-    RemoteProtocolError."""
+    """Function (all values of the array, index of the field's first value) -> the field. It raises
+    RemoteProtocolError for invalid values."""
     write: Callable[[Any], list[Any]]
-    """Returns the values of the part."""
+    """Function that returns the values of the field, to be put into the array."""
 
 
 def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:
@@ -137,7 +140,8 @@ def binary(*lengths: int) -> Field:
 
 
 def row(build: Callable[..., Any], *parts: Field, names: Sequence[str] | None = None) -> Field:
-    """Return the field for a tuple, or for a dataclass with its fields in the order of `names`."""
+    """Return the Field that reads and writes `parts` one after the other, and builds their tuple or dataclass
+    with `build`. `names`: the attributes to write, in order; by default those of the dataclass."""
     stops = list(accumulate(part.width for part in parts))
     places = [(part.read, first) for part, first in zip(parts, [0, *stops], strict=False)]
     if names is None and is_dataclass(build):

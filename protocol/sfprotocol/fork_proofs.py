@@ -17,13 +17,13 @@ from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Verify, extend
 
 Comparison = Proof | int | None
-"""The result of comparing a peer's history of a feed with ours. If the two differ, it is a proof. If they
-agree up to the end of the shorter one, it is the step at which the shorter one ends. It is None if the peer's
-history does not follow from our past."""
+"""The result of comparing a peer's history of a feed with ours: a Proof if the two histories differ; the step
+at which the shorter one ends if they are equal up to there; None if the peer's signature does not fit a
+continuation of our history."""
 
 
 def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Comparison:
-    """Compare a peer's segment or proof with our own log (SPEC E2)."""
+    """Compare a peer's segment or proof with our own history of the feed, as read from the log (SPEC E2)."""
     if isinstance(event.against, Proof):
         return _adopted(event, event.against)
     found = _compare(run, event, event.against, signed)

@@ -1,8 +1,9 @@
 """Fork resolution: finding, proving and cutting feeds with two histories (SPEC A7, A8, E1-E5).
 
-A segment that does not verify, or a different tag, raises suspicion. The peer is then asked for its history
-(an inquiry, answered by ordinary segments), which is compared with ours (fork_proofs). A proof of two signed
-histories cuts the feed and is sent to all neighbours. Fetching missing updates is no concern of this module.
+A segment that does not verify, or a tag that differs from ours, raises the suspicion of a fork. The peer is
+then asked for its history of the feed (an inquiry, answered by ordinary segments), and `fork_proofs` compares
+this history with ours. A proof of two signed histories cuts the feed and is sent to all neighbours. This
+module does not fetch missing updates.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class ForkResolution:
     # -- suspicion ---------------------------------------------------------------------------------
 
     def unverified(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
-        """Ask for the peer's history, as its segment is invalid or belongs to another history of the feed
-        (SPEC A7).
+        """Handle a segment that does not verify as the continuation of our history: ask for the peer's
+        history of the feed (SPEC A7).
 
         The link is kept until its waste exceeds the limit, because an honest peer may hold the other branch
         of a fork. Raises RemoteProtocolError (SPEC L8) at the limit.
@@ -60,8 +61,8 @@ class ForkResolution:
         return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
 
     def ambiguous(self, link: Link, states: list[FeedState], segment: Segment, now: float) -> list[Action]:
-        """Find out whether one of several feeds with this key is forked, as the segment continues none of
-        them."""
+        """Handle a segment whose key is shared by several feeds and which continues none of them: find out
+        whether one of these feeds is forked."""
         actions: list[Action] = []
         for state in states:
             if segment.first < state.next and under_way(link, state, now):
@@ -111,7 +112,7 @@ class ForkResolution:
         return self.cut(proof, now)
 
     def examined(self, event: Examined, now: float) -> list[Action]:
-        """Compare a peer's segment or proof with our own history from the log.
+        """Compare a peer's segment or proof with our own history of the feed, which was read from the log.
 
         Raises RemoteProtocolError if the peer has wasted too much (SPEC L8).
         """
@@ -148,7 +149,7 @@ class ForkResolution:
     # -- consequences ------------------------------------------------------------------------------
 
     def cut(self, proof: Proof, now: float) -> list[Action]:
-        """Cut the feed and send the proof to all neighbours (SPEC E3, E4)."""
+        """Cut the feed of a proof, and send the proof to all neighbours (SPEC E3, E4)."""
         feed, at = proof.feed, proof.cut
         state = self._frontier.state(feed)
         if at >= state.forked:
@@ -168,8 +169,8 @@ class ForkResolution:
         return [cut, *trace, *shown, *self._own.taken_back(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:
-        """Send the proof that `feed` is cut, if it is cut and the peer lacks the proof (SPEC E3). Delay the
-        proof if another proof of the same feed was sent to the peer less than SYNC_INTERVAL ago."""
+        """Send the peer the proof that cuts `feed`, if there is one and the peer seems to lack it (SPEC E3).
+        Delay it if a proof of the same feed was sent to the peer less than SYNC_INTERVAL ago."""
         state = self._frontier.state(feed)
         if not link.greeted or state.forked == UNCUT:
             return []
@@ -184,7 +185,7 @@ class ForkResolution:
 
     def show_again(self, link: Link, now: float) -> list[Action]:
         """Send the delayed proofs. Without the delay, the proofs of an origin with a thousand forks would use
-        up the waste that is allowed on a link."""
+        up the waste that the peer allows on this link."""
         feeds, link.to_show = list(link.to_show), {}
         return [action for feed in feeds for action in self.show(link, feed, now)]
 
@@ -194,16 +195,17 @@ class ForkResolution:
 
 LOOK_BACK = (64, 4096, None)
 """Distances, in updates, from the end of our feed back to the start of the first, second and third request
-for the peer's history. The search ends when the peer's history joins ours. None stands for the first step
-that both sides keep. Most forks concern only the few updates that a restored backup lacked."""
+for the peer's history. No further request follows once the answer continues our own history. None stands for
+a request from the first step that both sides keep. Most forks are short: they concern the few updates that a
+restored backup lacked."""
 
 INQUIRY_TIME = 60.0
-"""Seconds after which a peer may be asked again about the same feed. A peer that sends only garbage then
-causes at most three requests a minute for each feed."""
+"""Seconds after which a peer may be asked again about the same feed. So a peer that sends only invalid
+segments causes at most three requests a minute for each feed."""
 
 MAX_INQUIRIES = 64
-"""Maximum number of feeds under inquiry on one link. Bounds the cost of a peer that sends garbage for many
-feeds."""
+"""Maximum number of feeds under inquiry on one link. Bounds the work that a peer can cause by invalid
+segments of many feeds."""
 
 
 def under_way(link: Link, state: FeedState, now: float) -> bool:
@@ -215,9 +217,9 @@ def under_way(link: Link, state: FeedState, now: float) -> bool:
 def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool = False) -> list[Action]:
     """Ask for the peer's history unless we have done so recently or have too many inquiries on this link.
 
-    `least` is the first step that both sides keep. `whole`: whether to begin with `least` at once, for feeds
-    that share a key. With a later start, a history that does not follow from our past could also be one of
-    another feed.
+    `least` is the first step that both sides keep. `whole`: whether the first request begins there. This is
+    needed for feeds that share a key: a history that begins at a later step and does not follow from ours may
+    belong to another feed with that key.
     """
     known = link.inquiries.get(state.feed)
     if known and known.until > now:
@@ -232,15 +234,16 @@ def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool
 
 
 def avoid(link: Link, state: FeedState, now: float) -> None:
-    """Stop asking this peer for the feed and its history for INQUIRY_TIME, as we have no history of the feed
-    to compare."""
+    """Request nothing of this feed from the peer for INQUIRY_TIME. An inquiry would be of no use, as we have
+    no history of the feed to compare with."""
     inquire(link, state, NEVER, now)
     if known := link.inquiries.get(state.feed):
         known.stage = len(LOOK_BACK)
 
 
 def look_further_back(link: Link, state: FeedState, least: int, now: float) -> list[Action]:
-    """Ask for the peer's history from an earlier step, as its answer did not follow from our past either."""
+    """Ask for the peer's history from an earlier step, because its last answer does not continue our
+    history."""
     inquiry = link.inquiries.get(state.feed)
     if inquiry is None:
         return inquire(link, state, least, now)

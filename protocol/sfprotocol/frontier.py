@@ -1,8 +1,8 @@
 """The frontier: for every feed, the first missing step (SPEC D1-D4, E4).
 
 The exact state of a run is the set of admitted updates. As feeds have no gaps, one number and one chain hash
-per feed describe that set completely. A feed whose origin has signed two histories also has a cut, and no
-update after the cut counts. This module knows no links and no time.
+per feed describe that set completely. A feed whose origin has signed two histories also has a cut: a step
+from which on its updates do not count. This module knows no links and no time.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.signing import genesis
 
 LANES = 1024
-"""Number of 16-bit lanes in the hash of all records (LtHash, SPEC D3).
+"""Number of 16-bit lanes in the sum of all feeds' records, which the state digest covers (LtHash, SPEC D3).
 
 An extendable-output function expands each record to this many numbers. The numbers of all records are added
 lane by lane, modulo 2^16 (Bellare and Micciancio 1997; Lewi, Kim, Maykov and Weis 2019, "Securing Update
 Propagation with Homomorphic Hashing"). So the cost of adding or removing a record does not depend on the
-others. To find two sets with equal sums, one must find a short solution of a lattice problem in 1,024
-dimensions, which takes about 2^200 steps. With a single sum or XOR in place of the lanes, chosen feeds could
-be made to collide at once, by a generalised birthday attack or Gaussian elimination."""
+number of records. To find two sets with equal sums, an attacker must find a short solution of a lattice
+problem in 1,024 dimensions, which takes about 2^200 steps. If the records were combined by XOR, Gaussian
+elimination would find two such sets. With a single sum in place of the lanes, a generalised birthday attack
+would find them.
+"""
 
 TAG_BYTES = 4
-"""Bytes of a feed's tag in a Summary. Two different histories have equal tags with a probability of 2^-32; if
-so, their tags most likely differ after the next update."""
+"""Size of a feed's tag in a Summary, in bytes. Two different histories have equal tags with a probability of
+2^-32. If their tags are equal by chance, they most likely differ after the next update."""
 
 MAX_FEEDS = 65_536
-"""Maximum number of feeds of an open run; the feeds with the lowest work are kept. Also the maximum number of
-feeds without stored updates whose names one link may teach us. That many feeds take 40 MB in the frontier,
-and 20 MB (32 MB if their names are invented) for each link. In an organised run admissions bound the number
-of feeds."""
+"""Maximum number of feeds of an open run. The feeds with the smallest proof-of-work hashes are kept.
+MAX_FEEDS is also the maximum number of feeds without stored updates whose names one link may teach us. 65,536
+feeds take 40 MB in the frontier, and 20 MB (32 MB if their names are invented) for each link. In an organised
+run, admissions bound the number of feeds."""
 
 _FEED = attrgetter("feed")
 
@@ -69,17 +71,18 @@ class FeedState:
     forked_chain: bytes = b""
     """The chain head before step `forked`, according to the proof of this cut; empty without a proof."""
     named: int = 0
-    """The first step that no close lists, in an organised run. Forks do not cut below it (SPEC O7)."""
+    """The first step that is not listed by any Close, in an organised run; 0 in an open run. A fork does not
+    cut the feed before this step (SPEC O7)."""
     ended: int = UNCUT
-    """The step at which the organiser has ended the feed; UNCUT if it has not. 0 for a feed that an open run
-    excludes."""
+    """The step at which the organiser has ended the feed; UNCUT if the feed was not ended. For a feed that an
+    open run excludes, it is 0."""
     base: int = 0
-    """The first stored step; a checkpoint counts the updates before it (SPEC O14)."""
+    """The first stored step; the updates before this step are counted by a checkpoint (SPEC O14)."""
     stopped: int = UNCUT
-    """The first step that was seen and does not count, because of a cut or a revoked origin; UNCUT without
-    such a step."""
+    """The first step after the stored ones, if its update has arrived and does not count, because the feed is
+    cut or its origin is revoked; UNCUT otherwise."""
     summed: bytes = b""
-    """The feed's record as it is included in the state digest; empty if none is included."""
+    """The feed's record in the last computed state digest; empty if the feed had none there."""
     claimed: Claim | None = field(default=None, repr=False, compare=False)
     """The cached result of `claim`; None if the feed has changed since."""
 
@@ -90,8 +93,8 @@ class FeedState:
 
     @property
     def cut(self) -> int:
-        """The first step that does not count, for any reason; UNCUT if there is none. The updates before
-        `base` always count, as a checkpoint counts them."""
+        """The first step that does not count, for any reason; UNCUT if all steps count. The updates before
+        `base` always count, because a checkpoint counts them."""
         return max(self.base, min(self.ended, self.stopped, self.fork_cut))
 
     @property
@@ -131,8 +134,8 @@ class FeedState:
 
 
 class Frontier:
-    """All feeds of one run with admitted updates or a cut. An open run keeps only the MAX_FEEDS feeds with
-    the lowest work (SPEC S8)."""
+    """All feeds of one run with admitted updates or a cut. In an open run they are at most MAX_FEEDS: those
+    with the smallest proof-of-work hashes (SPEC S8)."""
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
@@ -154,8 +157,8 @@ class Frontier:
         """The states in the order of feeds."""
         self._by_key: dict[int, list[Feed]] = {}
         self._by_work: list[tuple[int, Feed]] = []
-        """A heap of (negated work, feed) for the feeds of an open run: the feed with the highest work is
-        first."""
+        """A heap of pairs (negated proof-of-work hash, feed) for the feeds of an open run. The feed with the
+        largest hash is first."""
         self._records = np.zeros(LANES, "<u2")
         """The sum of the expanded records of all feeds."""
         self._unsummed: dict[Feed, FeedState] = {}
@@ -183,14 +186,14 @@ class Frontier:
 
     def held(self, origin: bytes) -> int:
         """Return the number of admitted updates of `origin` in all its incarnations, including updates that a
-        checkpoint stands for. The feeds of an origin are adjacent in the order of feeds."""
+        checkpoint counts."""
         first = bisect_left(self._order, Feed(origin, 0), key=_FEED)
         feeds = takewhile(lambda state: state.feed.origin == origin, islice(self._order, first, None))
         return sum(state.next for state in feeds)
 
     def lacks(self, feed: Feed, following: int) -> bool:
-        """Return whether a peer that has `feed` up to step `following` has updates that are missing here and
-        may count."""
+        """Return whether updates of `feed` before step `following` are missing here and may still be
+        admitted."""
         state = self._states.get(feed)
         if state and not self.waiting:
             return following > state.next and state.open
@@ -207,21 +210,23 @@ class Frontier:
         return self.run_state is not None and self.run_state.number(feed) is None
 
     def excludes(self, feed: Feed) -> bool:
-        """Return whether `feed` can never be held, as its work is too high (SPEC S7, S8)."""
+        """Return whether this open run excludes `feed` for good, because the feed's proof-of-work hash is too
+        large (SPEC S7, S8)."""
         if self.run.organised or feed in self._states:
             return False
         return signing.work(self.run.run_id, *feed) >= self.highest_work
 
     @property
     def highest_work(self) -> int:
-        """The exclusive upper bound of the work of a new feed in an open run. It never grows."""
+        """Exclusive upper bound of the proof-of-work hash of a new feed in an open run. The bound never
+        increases."""
         if len(self._order) < MAX_FEEDS:
             return signing.work_bound(self.run.work_bits)
         return -self._by_work[0][0]
 
     def evict(self) -> tuple[Feed, int] | None:
-        """Remove the feed with the highest work if there are too many feeds (SPEC S8). Return the removed
-        feed with its first missing step; None if none was removed."""
+        """Remove the feed with the largest proof-of-work hash if an open run has more than MAX_FEEDS feeds
+        (SPEC S8). Return the removed feed with its first missing step; None if none was removed."""
         if self.run.organised or len(self._order) <= MAX_FEEDS:
             return None
         _, feed = heappop(self._by_work)
@@ -239,8 +244,8 @@ class Frontier:
         return self.checkpoint.epoch + 1 if self.checkpoint else 0
 
     def kept_from(self, feed: Feed, floor: int) -> int:
-        """Return the first step of `feed` that is stored by a node with this floor (an epoch); NEVER if that
-        is unknown."""
+        """Return the first step of `feed` that is stored by a node with this `floor` (see the property);
+        NEVER if the step is unknown."""
         if not floor or self.run_state is None:
             return 0
         number = self.run_state.number(feed)
@@ -253,7 +258,8 @@ class Frontier:
         return self._bases.get(feed) or Base(feed, 0, genesis(self.run.run_id, feed), 0, 0)
 
     def is_cut(self, feed: Feed) -> bool:
-        """Return whether this feed is ended, or forked by its origin (SPEC E4)."""
+        """Return whether this feed can never be continued: its origin has forked it, the organiser has ended
+        it, or an open run excludes it (SPEC E4)."""
         state = self._states.get(feed)
         return state is not None and min(state.ended, state.forked) != UNCUT
 
@@ -301,12 +307,13 @@ class Frontier:
                 self.advance(*base)
 
     def stop(self, feed: Feed) -> None:
-        """Record that the next updates of `feed` were seen and do not count."""
+        """Record that the updates of `feed` after the stored ones have arrived and do not count."""
         state = self._kept(feed)
         state.stopped = state.next
 
     def named(self, feed: Feed, stop: int, ended: int) -> None:
-        """Record that closes list `feed` up to step `stop`, and that it is ended at step `ended`."""
+        """Record that Closes list the steps of `feed` before `stop`, and that the organiser has ended the
+        feed at step `ended` (UNCUT if not)."""
         if feed in self._states:
             state = self._states[feed]
             state.named, state.ended = stop, ended
@@ -319,9 +326,9 @@ class Frontier:
         `at`.
 
         A cut that is not lower than the present one changes nothing. If the stored feed extends beyond `at`,
-        the caller ensures that `chain` is its chain head there. Steps that closes list still count (SPEC O7).
-        If other steps are stored after them, the caller finds out to which history they belong, and then
-        calls `go_back`.
+        the caller ensures that `chain` is its chain head there. Steps that Closes list still count (SPEC O7).
+        If a listed step lies beyond `at`, this method does not shorten the stored feed. The caller then
+        compares the stored history with the listed one, and calls `go_back`.
         """
         state = self._kept(feed)
         if at >= state.forked:
@@ -333,7 +340,7 @@ class Frontier:
         self._changed(state)
 
     def decided_by(self, run_state: RunState) -> None:
-        """Set the state of the run. Its decisions may allow other feeds than before, and only allowed feeds
+        """Set the state of the run. It may allow other feeds than the state before, and only allowed feeds
         are part of the digest."""
         self.run_state = run_state
         for state in self:
@@ -349,8 +356,8 @@ class Frontier:
         return [state.claimed or state.claim() for state in self._order]
 
     def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
-        """Return whether a peer has all updates that we have, in all feeds other than `but`. `has` is the
-        peer's first missing step, keyed by feed."""
+        """Return whether a peer has all our updates of all feeds other than `but`. `has` is the first step
+        that the peer lacks, keyed by feed."""
         return all(has.get(state.feed, 0) >= state.next for state in self if state.feed != but)
 
     def digest(self) -> bytes:

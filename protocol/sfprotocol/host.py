@@ -1,4 +1,5 @@
-"""The host of a machine: takes events in rounds, returns a commit, carries out the actions.
+"""The host of a machine: handles events in batches (rounds), makes their changes durable, carries out the
+actions.
 
 Theory of operation. All programs that run a machine (the daemon, the simulator, fuzzers, test swarms) need
 the same loop with exactly this order: *durable, then sent, then applied*. A round has three phases:
@@ -7,12 +8,12 @@ the same loop with exactly this order: *durable, then sent, then applied*. A rou
     (commit)   the adapter makes the Commit durable, or crashes before
     carry_out  return all other actions, in order, as plain effects for the adapter
 
-Events that arrive during a round wait for the next one. The host looks up what the machine asks of the log
-(Serve, ShowProof, Examine). The answers are events of the next round.
+Events that arrive during a round wait for the next round. If the machine asks for something that is in the
+log (Serve, ShowProof, Examine, Trace), the host looks it up, and the answer is an event of the next round.
 
 Frames wait in one queue for each link, and links take turns, one frame each, so that a busy link does not
 delay the frames of other links. A link that exceeds its rate rests, with its frames, until the machine lets
-it continue. Meanwhile its queue fills up and the link is not read. Events that did not come from a link, such
+it continue. When the link's queue is full, the link is not read. Events that did not come from a link, such
 as our own updates, never wait for frames (SPEC L9, L10).
 
 The host knows no sockets, threads, disks or clocks: time is an argument, the log is a `Store`.
@@ -31,16 +32,16 @@ from sfprotocol.machine import Machine
 from sfprotocol.signing import genesis
 
 MAX_ROUND = 512
-"""Maximum number of events in one commit. Bounds how long a frame waits for the disk."""
+"""Maximum number of events in one round, and so in one commit. Bounds how long a frame waits for the disk."""
 
 ROUND_TIME = 0.05
-"""Seconds of real time after which a round takes no more events. Otherwise long segments, whose chains take a
-while to hash, would keep the event loop from its other work."""
+"""Seconds of real time after which a round takes no more events. Without this limit, a round with many long
+segments, which take time to hash, would block the event loop."""
 
 A = TypeVar("A")
 
 MAX_UNHANDLED = 32
-"""Maximum number of frames of one link that wait for the machine. A fuller link is not read
+"""Maximum number of frames of one link that wait for the machine. At this number, the link is not read
 (backpressure)."""
 
 
@@ -52,12 +53,15 @@ class Commit:
     """Changes of one round that become durable, all or none, before their effects are carried out."""
 
     admits: tuple[events.Admit, ...] = ()
-    """Segments in the order of admission. In an organised run a segment may begin before the end of the
-    stored feed. It then replaces the stored updates from there on, which are of another history."""
+    """Segments in the order of admission. In an organised run, a segment may begin before the end of the
+    stored feed. Such a segment replaces the stored updates from its first step on, which belong to another
+    history."""
     cuts: tuple[events.Cut, ...] = ()
-    """Cuts in the order in which they were found. Each cut of one feed is lower than the one before."""
+    """Cuts in the order in which they were found. Each cut of a feed is at a lower step than the cut
+    before."""
     evicted: tuple[messages.Feed, ...] = ()
-    """Feeds of which no update counts from now on, whatever was admitted or cut before (SPEC S8)."""
+    """Feeds of which no update counts from now on, even if `admits` or `cuts` contain such feeds (SPEC
+    S8)."""
     cards: tuple[messages.Card, ...] = ()
     own: messages.Feed | None = None
     """Our own feed from now on; None if it has not changed."""
@@ -67,37 +71,38 @@ class Commit:
     statement: messages.Statement | None = None
     """Our own statement as a stand-in; None if it has not changed."""
     rebase: events.Rebase | None = None
-    """New bases with which the log begins, applied after all other changes of this commit; None if the bases
-    stay the same."""
+    """New first steps of the log's feeds, applied after all other changes of this commit; None if they do not
+    change."""
 
 
 class Store(Protocol):
     """The log of one node, as far as the protocol needs it."""
 
     def append(self, commit: Commit) -> None:
-        """Make `commit` durable, all of it or nothing. The adapter calls it between the two phases."""
+        """Make `commit` durable, all of it or nothing. The adapter calls this method between `Host.decide`
+        and `Host.carry_out`."""
 
     def read(self, feed: messages.Feed, first: int, max_updates: int) -> messages.Segment | None:
         """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None if the log
         ends before `first`.
 
-        Returns at most `max_updates` updates, or more if there is no earlier signature, which happens where
-        one history has replaced another.
+        Returns at most `max_updates` updates. If the first signature comes only after more updates than that,
+        returns the updates up to it. This happens where one history has replaced another.
         """
 
     def past(self, feed: messages.Feed, step: int) -> tuple[bytes, messages.Segment]:
         """Return the chain head before `step`, and the updates from there to the next signature."""
 
     def label(self, feed: messages.Feed, step: int) -> tuple[int, int]:
-        """Return the epoch of the update before `step`, and the number of updates before `step` that belong
-        to it; (0, 0) at the beginning. Used in organised runs only."""
+        """Return the epoch of the last update before `step`, and the number of consecutive updates directly
+        before `step` that belong to this epoch; (0, 0) if `step` is 0. Used in organised runs only."""
 
     def proof(self, feed: messages.Feed) -> messages.Proof | None:
         """Return the proof of the lowest cut of `feed`; None if it is not cut."""
 
 
 def cut_chain(run: messages.RunParameters, proof: messages.Proof) -> bytes:
-    """Return the chain head of the part that still counts after the cut of `proof` (SPEC E4)."""
+    """Return the chain head at the cut of `proof`, after the updates that still count (SPEC E4)."""
     return proof.chains[0] if proof.cut else genesis(run.run_id, proof.feed)
 
 
@@ -111,7 +116,7 @@ class Send:
     link: events.LinkId
     message: messages.Message
     frame: bytes
-    """The encoding of `message`; one object for all links with the same message."""
+    """The encoding of `message`. Links that get the same message share one bytes object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +125,18 @@ class Close:
 
     link: events.LinkId
     fault: str | None
-    """The SPEC rule that the peer broke, with the reason; None for an ordinary parting."""
+    """The SPEC rule that the peer broke, with the reason; None if the peer broke none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Apply a change: the first `before` updates of `feed` counted until now, and the first `stop` updates
-    count from now on.
+    """Apply a change of `feed` to the model: until now the first `before` updates counted, from now on the
+    first `stop` updates count.
 
     `stop` is below `before` after a cut, and equal to `before` if only factors have changed (see
-    `Machine.spans`). In an organised run every fork proof has this effect, even if the same updates count as
-    before, because an organiser lists no step after a fork. The updates themselves are in the store.
+    `Machine.spans`). In an organised run, every fork proof has this effect, even if the same updates count as
+    before: the organiser must learn of the fork, as it lists no step after one. The updates themselves are in
+    the store.
     """
 
     feed: messages.Feed
@@ -139,7 +145,8 @@ class Advanced:
 
 
 Effect = Send | Close | Advanced | events.JoinRequested
-"""A task for the adapter. A JoinRequested is the machine's own action, passed on unchanged."""
+"""A task for the adapter (the program around the host). A JoinRequested is an action of the machine, passed
+on unchanged."""
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -171,16 +178,16 @@ class Host:
 
     @property
     def waiting(self) -> int:
-        """Number of events that wait for a round, without the frames of resting links."""
+        """Number of events that wait for a round; frames of resting links are not included."""
         return len(self._events) + sum(len(self._frames[link]) for link in self._turns)
 
     @property
     def busy(self) -> bool:
-        """Whether a round is decided and not carried out yet."""
+        """Whether a round has begun (`decide`) and has not ended (`carry_out`)."""
         return self._decided is not None
 
     def next_deadline(self) -> float:
-        """Return the time at which a round is due even if no event waits for it."""
+        """Return the time at which a round must begin even if no event waits."""
         return min(self.machine.next_deadline(), *self._resting.values(), float("inf"))
 
     def post(self, event: events.Event) -> None:
@@ -215,7 +222,8 @@ class Host:
     def decide(
         self, now: float, *, clock: Callable[[], float] | None = None, most: int = MAX_ROUND
     ) -> Commit | None:
-        """Begin a round: handle up to `most` events, then a Wake if the machine's deadline has come.
+        """Begin a round: handle up to `most` events, and after them a Wake if the machine's deadline has
+        passed.
 
         With a `clock`, whose time is `now`, no more events are taken after ROUND_TIME. Returns the Commit
         that must be durable before `carry_out`; None if there is nothing to commit.
@@ -237,7 +245,7 @@ class Host:
         return commit_of(actions)
 
     def carry_out(self) -> list[Effect]:
-        """End the round, whose Commit is durable by now; return the effects, in order.
+        """End the round; return the effects, in order. The caller has made the Commit of the round durable.
 
         Raises LocalProtocolError if something is missing in the store.
         """
@@ -336,7 +344,8 @@ class Host:
 
 
 def commit_of(actions: list[events.Action]) -> Commit | None:
-    """Return the part of `actions` that must be durable before the others are carried out; None if empty."""
+    """Return the changes in `actions` that must be durable before other actions are carried out; None if
+    there are none."""
 
     def every(kind: type[A]) -> list[A]:
         return [action for action in actions if isinstance(action, kind)]

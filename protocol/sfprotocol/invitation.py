@@ -21,12 +21,12 @@ from sfprotocol.fields import pack, require, unpack
 SCHEME = "sfnode:"
 
 VERSION = 3
-"""Latest version of the format of a link, independent of the protocol's version (SPEC N2). A link without a
-URL has version 2, or version 1 if it has no ticket either."""
+"""Latest version of the format of a link, independent of the protocol's version (SPEC N2). Links with a URL
+have version 3, other links with a ticket have version 2, and all others have version 1."""
 
 SECRET_BYTES = 16, 32
-"""Minimum and maximum size of a ticket's secret, in bytes. Nobody can guess 16 bytes, and the key itself has
-32."""
+"""Minimum and maximum size of a ticket's secret, in bytes. Nobody can guess 16 random bytes. More than 32
+bytes would be of no use, as the private key that is derived from the secret has 32."""
 
 MAX_LINK = 2048
 """Maximum length of a link, in characters. A QR code of this size can still be read from a screen."""
@@ -37,14 +37,15 @@ MAX_ADDRESSES = 4
 may be offline."""
 
 MAX_ADDRESS = 200
-"""Maximum length of an address, in characters. A relayed address with two ids and a long host name fits."""
+"""Maximum length of an address, in characters. The address of a node behind a circuit relay, with two peer
+ids and a long host name, is shorter."""
 
 MAX_URL = 300
 """Maximum length of a URL, in characters. It leaves room for eight peers in a link."""
 
 CHECKSUM_BYTES = 4
-"""Bytes of the checksum. Of four billion links with a typo, one passes the check, and its run id belongs to
-no run."""
+"""Size of the checksum, in bytes. One of four billion mistyped links passes the check, and its run id most
+likely belongs to no run."""
 
 PLAIN = r"A-Za-z0-9%+,\-./:=@_~"
 """Characters allowed in an address or a URL, to be put between the brackets of a regular expression: those of
@@ -66,7 +67,8 @@ class NewerLinkError(RemoteProtocolError):
 
 
 class Contact(NamedTuple):
-    """A peer and its addresses, without the peer's id at their end ("way" in SPEC N3)."""
+    """A peer and its addresses. The addresses lack the peer's id at their end: they are the prefixes of SPEC
+    N3."""
 
     peer: str
     addresses: tuple[str, ...]
@@ -78,7 +80,7 @@ class Ticket(NamedTuple):
     invitation: int
     """Number of the invitation in the control feed, counted from 1."""
     secret: bytes
-    """The seed of the invitation's key."""
+    """The secret from which the invitation's private key is derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def invite(protocol: int, run_id: bytes, addresses: Iterable[str]) -> Invitation
 
 
 def write(invitation: Invitation) -> str:
-    """Return the link of an invitation. Raises LocalProtocolError if no reader would accept it."""
+    """Return the link that contains an invitation. Raises LocalProtocolError if `read` would refuse the
+    link."""
     contacts = [[contact.peer, list(contact.addresses)] for contact in invitation.contacts]
     ticket = list(invitation.ticket) if invitation.ticket else None
     more = [ticket, invitation.url] if invitation.url else [ticket] if ticket else []
@@ -133,7 +136,7 @@ def write(invitation: Invitation) -> str:
 
 
 def read(link: str) -> Invitation:
-    """Return the invitation in a link; white space around it does not count.
+    """Return the invitation that a link contains. White space around the link is ignored.
 
     Raises NewerLinkError for a link of a later version, and RemoteProtocolError (N rules) for a text that is
     no link or has a typo.

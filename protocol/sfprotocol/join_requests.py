@@ -1,8 +1,8 @@
 """Join requests: how a newcomer's request reaches the organiser (SPEC O13).
 
 A node forwards a join request once, and only while its origin is not admitted. A token bucket bounds the
-requests of one link, and MAX_JOIN_REQUESTS bounds the memory. The author repeats its request, as it may get
-lost.
+requests of one link, and MAX_JOIN_REQUESTS bounds the memory. The newcomer repeats its request, because
+requests may get lost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from sfprotocol.run_state import RunState
 from sfprotocol.signing import signed_by
 
 JOIN_REQUEST_RATE, JOIN_REQUEST_BURST = 0.5, 32.0
-"""Maximum number of join requests forwarded for one link, per second and at once. The burst lets a class of
-students join within a minute. At this rate, a peer that invents keys costs every node 100 bytes a second."""
+"""Maximum number of join requests forwarded for one link: on average per second, and in a burst. The burst of
+32 lets a class of students join within a minute. At the rate of 0.5, the requests of a peer that invents keys
+cost every node 100 bytes a second."""
 
 REPEAT_TIME = 20.0
-"""Minimum seconds between two forwarded join requests of the same origin. It is shorter than SEND_AGAIN, so
-that every node forwards a repeated request."""
+"""Minimum seconds between two forwarded join requests of the same origin. This time is shorter than
+SEND_AGAIN, so that nodes forward the repeated request of a newcomer."""
 
 MAX_JOIN_REQUESTS = 1024
-"""Maximum number of origins whose last request is remembered; the oldest is forgotten first."""
+"""Maximum number of origins for which the time of the last forwarded request is remembered; the oldest is
+forgotten first."""
 
 SEND_AGAIN = 30.0
 """Seconds after which a newcomer that is not admitted repeats its join request."""
@@ -39,8 +41,8 @@ def join_request_message(run_id: bytes, join_request: JoinRequest) -> bytes:
 
 
 def offer_message(run_id: bytes, origin: bytes, key: bytes) -> bytes:
-    """Return the message of a member's offer to stand in. The member signs it twice, with its origin's key
-    and with its new key."""
+    """Return the message that a member signs to offer itself as a stand-in. The member signs the message
+    twice: with the key of its origin, and with the key that it would use as a stand-in."""
     return b"".join((_OFFER, run_id, origin, key))
 
 
@@ -97,8 +99,8 @@ class JoinRequests:
         return [Transmit(link.id, own) for own in self._own.values()]
 
     def heard(self, link: Link, told: JoinRequest | Offer, run_state: RunState, now: float) -> list[Action]:
-        """Forward a join request or a member's offer. If this node is the organiser, show it the request,
-        too.
+        """Forward a join request, or a member's offer to stand in. If this node is the organiser's, also show
+        the message to the organiser.
 
         Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """

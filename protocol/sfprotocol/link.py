@@ -9,10 +9,10 @@ much the peer has told so far:
              yet, as we do not know which updates the peer has.
     SYNCED   the peer has told everything it has (a Summary without `more`); from now on it is served
 
-A link that ends is deleted with all its data (SPEC L4), so there is no state for that. TRANSITIONS is the
-whole table, and only `Link.enter` changes the state. A change that the table does not allow is our own error
+A link that ends is deleted with all its data (SPEC L4), so there is no state for ended links. TRANSITIONS
+lists all changes of state, and only `Link.enter` makes them. A change that is not listed is our own error
 (LocalProtocolError). ALLOWED lists the messages that a peer may send in each state. `check_allowed` refuses
-any other as the peer's error (RemoteProtocolError).
+any other message as the peer's error (RemoteProtocolError).
 
 The data of a link has one part for each concern: names of feeds, outbox, inbox, agreement of digests, intake,
 waste. The parts are plain data. The modules plumtree, anti_entropy, pulls, fork_resolution and cards use
@@ -63,21 +63,22 @@ ALLOWED: dict[LinkState, frozenset[type]] = {
 
 @dataclass(slots=True)
 class FeedNames:
-    """The feeds whose full names were told on a link, so that their keys are enough from then on (SPEC
-    A3)."""
+    """The feeds whose full names were told on a link. From then on, messages on this link name them by their
+    64-bit keys (SPEC A3)."""
 
     known: set[Feed] = field(default_factory=set)
     """Feeds whose full name the peer knows."""
     taught: dict[int, list[Feed]] = field(default_factory=dict)
-    """Feeds without stored updates whose names this peer taught us, keyed by feed key. They are forgotten
-    with the link, so that invented names cost only the link that brought them."""
+    """Feeds without stored updates whose names this peer taught us, keyed by feed key. These names are
+    forgotten when the link ends, so that invented names do not take memory for longer."""
     strange_at: int = NEVER
-    """Number of members of the run when the peer last named a feed whose origin was no member. NEVER if it
-    has named no such feed since it was asked to tell everything again (SPEC O19)."""
+    """Number of members of the run when the peer last named a feed whose origin was no member. NEVER if the
+    peer has named no such feed since it was last asked to tell all its feeds again (SPEC O19)."""
 
     def learn(self, feed: Feed, frontier: Frontier) -> bool:
-        """Note that the peer has named `feed` in full, and return True. Return False if the peer has taught
-        MAX_FEEDS names already, or the feed may not be held (SPEC S7, S8, O19)."""
+        """Note that the peer has named `feed` in full, and return True. Do nothing and return False if no
+        update of the feed may be held here (SPEC S7, S8, O19), or if the peer has taught us MAX_FEEDS names
+        already."""
         if feed not in frontier:
             if frontier.run_state and frontier.is_strange(feed):
                 self.strange_at = len(frontier.run_state.members)
@@ -112,17 +113,18 @@ class Outbox:
     writable: bool = True
     """Whether everything handed to the link has been written (SPEC FL7)."""
     sent: dict[Feed, int] = field(default_factory=dict)
-    """The step up to which the peer was served or can pull by itself, keyed by feed."""
+    """The step up to which we need not push updates to the peer, keyed by feed: earlier updates were served,
+    or are left for the peer to request."""
     dirty: dict[Feed, int] = field(default_factory=dict)
-    """Feeds to serve, in order, each with the hop count of its next segment."""
+    """Feeds of which the peer is to be sent a segment, in order, each with the hop count of that segment."""
     serving: dict[Feed, int] = field(default_factory=dict)
-    """Feeds with a Serve that was not reported as Served yet, each with the first step of that Serve."""
+    """Feeds with an unfinished Serve (no Served was reported yet), each with the first step of the Serve."""
     changed: dict[Feed, None] = field(default_factory=dict)
     """Feeds that advanced since they were last announced on this link."""
     lazy: set[Feed] = field(default_factory=set)
-    """Feeds that the peer has asked us not to push: the link is lazy for them (SPEC FL8)."""
+    """Feeds whose updates the peer has asked us not to push: the link is lazy for these feeds (SPEC FL8)."""
     announce_at: float = float("inf")
-    """Time at which to announce the changed feeds that are not pushed (SPEC FL9)."""
+    """Time at which to announce those of the `changed` feeds that are not pushed (SPEC FL9)."""
 
 
 @dataclass(slots=True)
@@ -131,10 +133,10 @@ class Inbox:
 
     ahead: dict[Feed, int] = field(default_factory=dict)
     """Feeds in which the peer is or was ahead of us, each with the step that the peer had reached when the
-    link came up; 0 if it got ahead later."""
+    link came up; 0 for a feed in which the peer got ahead later."""
     asked: dict[Feed, int] = field(default_factory=dict)
-    """Feeds of the outstanding pulls on this link, each with the step up to which the peer claimed to have
-    the feed when it was asked."""
+    """Feeds that were requested on this link and have not fully arrived, each with the step up to which the
+    peer claimed to have the feed at the time of the request."""
     early: dict[Feed, int] = field(default_factory=dict)
     """Feeds of which the peer has updates that the decisions stored here do not allow yet, each with the step
     up to which the peer has the feed."""
@@ -145,17 +147,18 @@ class Inbox:
     brought_at: float = float("-inf")
     """Time at which the peer last brought something that we lacked."""
     broken: int = 0
-    """Number of pulls in a row that the peer left unanswered although it claims to have the updates."""
+    """Number of pulls in a row that the peer has left unanswered although it claims to have the requested
+    updates."""
     let_down: int = 0
-    """Number of pulls that have failed, after WANT_TIMEOUT without progress, since the peer last brought
-    news."""
+    """Number of pulls from the peer that have failed since it last brought new updates. A pull fails after
+    WANT_TIMEOUT without progress."""
     withheld: set[Feed] = field(default_factory=set)
     """Feeds with a failed pull (see `let_down`) of which the peer has brought no updates since."""
 
 
 @dataclass(slots=True)
 class Agreement:
-    """The comparison of both sides' digests (SPEC A6)."""
+    """The comparison of the state digests of both sides (SPEC A6)."""
 
     agreed: bool = False
     """Whether the peer's last Summary carried our own digest."""
@@ -164,7 +167,8 @@ class Agreement:
     told_at: float = 0.0
     """Time at which we last told this peer everything."""
     patience: float = 1.0
-    """Factor by which the interval between full Summaries has grown."""
+    """Factor by which the interval between full Summaries on this link has grown (see
+    anti_entropy.MOST_PATIENCE)."""
 
 
 @dataclass(slots=True)
@@ -174,7 +178,8 @@ class Inquiry:
     until: float
     """Time after which the peer may be asked about the feed again."""
     stage: int = 0
-    """Index into fork_resolution.LOOK_BACK; the length of LOOK_BACK if there is nothing more to ask for."""
+    """Index of the latest request's distance in fork_resolution.LOOK_BACK; the length of LOOK_BACK if no
+    further request will be sent."""
 
 
 @dataclass(slots=True)
@@ -183,16 +188,17 @@ class ControlKnown:
     decisions (SPEC O12)."""
 
     told: ControlHead | None = None
-    """Our head as the peer was last told it; None if it was never told."""
+    """The head of our control feed that we last told the peer; None if we have told none."""
     theirs: ControlHead | None = None
-    """The peer's head as the peer last told it to us; None if it never did."""
+    """The head of the peer's control feed that the peer last told us; None if it has told none."""
     sent: int = 0
     """The position up to which decisions were sent to the peer at its request."""
     asked_at: float = float("-inf")
     """Time of the last request for decisions that the peer has not answered; -inf if there is none."""
     back: int = 0
-    """Number of decisions that the next request to the peer goes back from the end of the shorter sequence.
-    It grows until the point is found where the two sequences part; 0 if there is nothing to search for."""
+    """Distance, in decisions, from the end of the shorter of the two sequences back to the start of the next
+    request. The distance grows until the first difference of the sequences is found; 0 if no difference is
+    being searched for."""
     join_requests: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
     """Token bucket for the join requests that this link may bring."""
 
@@ -213,10 +219,11 @@ class Link:
     floor: int = 0
     """The first epoch whose listed steps the peer stores; 0 if it stores all steps (SPEC O15)."""
     informed: bool = False
-    """Whether a Summary of the peer has ever told a number of updates above half of ours, or above the number
-    that the peer had told before."""
+    """Whether the peer has ever told, in a Summary, a number of known updates that was above half of ours or
+    above the number that it had told before."""
     retelling: bool = False
-    """Whether the peer was asked to tell everything again and is not done yet (SPEC O19)."""
+    """Whether the peer was asked to tell all its feeds again, and its answer is not complete yet (SPEC
+    O19)."""
     has: dict[Feed, int] = field(default_factory=dict)
     """The step up to which the peer has a feed, as it has told or shown us, keyed by feed."""
     cards: dict[Feed, int] = field(default_factory=dict)
@@ -256,8 +263,8 @@ class Link:
 
     @property
     def heard_out(self) -> bool:
-        """Whether the peer has told everything it has, and has done so again if it was asked to. Its later
-        claims are then about new updates."""
+        """Whether the peer has told all its feeds, and has told them again if it was asked to. Its later
+        claims are about new updates."""
         return self.synced and not self.retelling
 
     @property
@@ -276,11 +283,12 @@ class Link:
         return not self.has and not self.agreed and not self.informed
 
     def expected(self, feed: Feed) -> int:
-        """Return the step up to which the peer had `feed` when the link came up or when it was asked."""
+        """Return the step up to which the peer claimed to have `feed` when the link came up or when the feed
+        was requested on it, whichever is later."""
         return max(self.inbox.ahead.get(feed, 0), self.inbox.asked.get(feed, 0))
 
     def forget(self, feed: Feed) -> None:
-        """Forget how much of `feed` either side has: it may not be held any more (SPEC S8)."""
+        """Forget how much of `feed` either side has, as the feed may not be held any more (SPEC S8)."""
         box, inbox = self.outbox, self.inbox
         tables: tuple[dict[Feed, Any], ...] = (
             self.has, self.cards, self.inquiries, box.sent, box.dirty, box.serving, box.changed, inbox.ahead,

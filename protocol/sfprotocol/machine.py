@@ -5,7 +5,8 @@ is an argument, randomness is injected, timers are data (`next_deadline`). The s
 link.py, those of our own feed in own_feed.py. All other state is in tables: the frontier, the pulls, the
 trees of feeds, the cards.
 
-The machine decodes frames, refuses messages that may not come now, and passes the others to these modules:
+The machine decodes frames, refuses messages that are not allowed in the present state of the link, and passes
+all other messages to these modules:
 
     Hello, Summary   anti_entropy, pulls, own_feed      Segment   validation, plumtree, pulls
     Have, Want       pulls, plumtree                    Proof     fork_resolution
@@ -14,8 +15,8 @@ The machine decodes frames, refuses messages that may not come now, and passes t
 The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action. Exactness
 follows from that alone: whatever happens on the links, an update is admitted once, in order and verified, or
 not at all. In an open run the frontier moves back in two places. `ForkResolution.cut` returns a Cut when an
-origin is proven to have signed two histories of one feed. `_make_room` returns an Evict when the run is full
-and a feed with less work has come.
+origin is proven to have signed two histories of one feed. `_make_room` returns an Evict when the run has the
+maximum number of feeds and a feed with a smaller proof-of-work hash has come.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ from sfprotocol.validation import Verified
 from sfprotocol.weighing import Counted, once
 
 LINK_TIMEOUT = 60.0
-"""Seconds without a frame after which a link is dropped. A peer with twelve links sends a Summary on each of
-them every 12 s."""
+"""Seconds without a frame after which a link is dropped. A peer with 12 links sends a Summary on each link
+every 12 s, and so is never silent for that long."""
 
 ASK_TIMEOUT = 20.0
-"""Maximum time, in seconds, for which a node whose feed has updates waits for a witness of it (SPEC I2). It
-is twice the time for a dial, a Hello and a full list of feeds over a slow line."""
+"""Maximum time, in seconds, for which a node whose feed has updates waits for a witness: a peer that shows
+the same feed (SPEC I2). The time is twice that of a dial, a Hello and a full list of feeds over a slow
+line."""
 
 MAX_LET_DOWN = 8
-"""Number of failed pulls, without news from the link in between, after which the link is dropped (SPEC
-A9)."""
+"""Number of failed pulls from a peer after which its link is dropped, if the peer brings no new updates in
+between (SPEC A9)."""
 
 
 class Machine:
@@ -74,8 +76,8 @@ class Machine:
         control: Kept = NOTHING_KEPT,
     ) -> None:
         """`own` is None for a relay. `control` is the stored part of an organised run's control feed.
-        `proven`: nobody can have more updates of `own` than `frontier` has (SPEC I2). `cards` are the stored
-        cards. `names` are the name and team for our own feed."""
+        `proven`: whether it is certain that nobody has more updates of `own` than `frontier` has (SPEC I2).
+        `cards` are the stored cards. `names` are the name and team for our own feed."""
         self.run = run
         self.frontier = frontier
         self.links: dict[events.LinkId, Link] = {}
@@ -92,7 +94,8 @@ class Machine:
         self._turn = 0
         self._origins = OriginBuckets()
         self.reserve = Bucket(RESERVE_BURST, now)
-        """Token bucket for bytes that all links together bring beyond their own rates (SPEC L9)."""
+        """Token bucket for the bytes that links may bring beyond their own rates; shared by all links (SPEC
+        L9)."""
         self._pulls = Pulls(frontier, self.links, self._origins)
         self._tree = Tree()
         self._forks = ForkResolution(
@@ -152,7 +155,7 @@ class Machine:
         return self.counted(feed).spans
 
     def counted(self, feed: messages.Feed, most: int = NEVER) -> Counted:
-        """Return which of the stored updates among the first `most` of `feed` count, with their factors."""
+        """Return which of the first `most` updates of `feed` are stored and count, with their factors."""
         held = min(self.frontier.next(feed), most)
         if self.organised:
             return Counted(self.organised.spans(feed, held), self.organised.rates)
@@ -160,8 +163,8 @@ class Machine:
 
     @property
     def lacking(self) -> int:
-        """Number of missing updates that peers claim to have. For each feed, the lowest of the claims that
-        are ahead of us is used."""
+        """Number of missing updates that peers claim to have. In each feed, only updates that every peer
+        ahead of us claims to have are included."""
         return self._pulls.lacking
 
     def next_deadline(self) -> float:
@@ -171,13 +174,14 @@ class Machine:
         return min(self._next_tick, own, self._pulls.deadline(), announcing)
 
     def rests_until(self, link_id: events.LinkId) -> float:
-        """Return the time before which no frame of this link may be handled, because the link is in debt and
-        rests (SPEC L9). It is -infinity for an unknown link."""
+        """Return the time before which no frame of this link may be handled, because the link has exceeded
+        its rate and rests (SPEC L9); -infinity for an unknown link."""
         link = self.links.get(link_id)
         return link.intake.rests_until if link else float("-inf")
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Handle one event; return the actions, in order. Raises LocalProtocolError on misuse only."""
+        """Handle one event; return the actions, in order. Raises LocalProtocolError only if the event is not
+        possible in the present state."""
         if isinstance(event, events.OrganisedEvent):
             if self.organised is None:
                 raise LocalProtocolError(f"{type(event).__name__} in an open run")
@@ -482,7 +486,7 @@ class Machine:
         return [events.Admit(feed, segment, chain, counted), *self._make_room()]
 
     def _make_room(self) -> list[events.Action]:
-        """Drop the feed with the highest work if there are too many feeds (SPEC S8)."""
+        """Drop the feed with the largest proof-of-work hash if there are too many feeds (SPEC S8)."""
         if (evicted := self.frontier.evict()) is None:
             return []
         feed, stop = evicted

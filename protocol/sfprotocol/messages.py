@@ -1,6 +1,7 @@
-"""Values that nodes send to each other and that the machine keeps: plain, frozen, checked by the codec.
+"""Messages and their parts, as plain immutable values; nodes send them to each other, and keep some of them.
 
-Encoding is in wire_codec, signatures in signing, behaviour in machine.
+`wire_codec` encodes messages and checks the ranges of their fields, `signing` has the signatures, and
+`machine` acts on messages.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from sfprotocol.decisions import Part
 from sfprotocol.fields import Values
 
 ELECTED_TERMS = 1 << 20
-"""Number of terms between one succession and the next if stand-ins elect organisers (SPEC O4). It is enough
-for an election every minute for two years."""
+"""Number of terms from one succession to the next in runs in which stand-ins can elect organisers (SPEC O4).
+It suffices for an election every minute for two years."""
 
 PROTOCOL_VERSION = 4
-"""The newest version of the protocol (SPEC V1). Each run uses one version. Peers with different versions part
-with a Goodbye."""
+"""The newest version of the protocol (SPEC V1). Each run uses one version. Peers with different versions send
+each other a Goodbye and close the link."""
 
 OLDEST_VERSION = 3
 """The oldest version of the protocol whose runs a node can take part in."""
@@ -26,13 +27,14 @@ MAX_UPDATE_BYTES = 16 * 1024
 """Maximum size of one update of a first-order run, in bytes (SPEC U11)."""
 
 MAX_SIGNED_BYTES = 24 * 1024
-"""Maximum size of the updates between two signatures of a first-order run, in bytes (SPEC S4). A proof of two
-branches is then far below the largest frame and below the burst that a relay forwards."""
+"""Maximum size of the updates between two signatures of a first-order run, in bytes (SPEC S4). A fork proof,
+which has two such branches, is then far smaller than the largest frame, and a circuit relay can forward
+it."""
 
 MAX_SEGMENT_UPDATES = 4096
 """Maximum number of updates in one Segment (SPEC S4): 8 KiB of scalars. Even if each update has its own epoch
-and so takes 10 bytes, two segments stay below MAX_FRAME. So every segment fits a frame, and so does every
-fork proof, which has two branches."""
+and therefore takes 10 bytes, two segments together stay below MAX_FRAME. So every segment fits a frame, and
+so does every fork proof, whose two branches are as large as two segments at most."""
 
 
 class Form(NamedTuple):
@@ -56,15 +58,15 @@ class Form(NamedTuple):
 
 
 class Authority(NamedTuple):
-    """The keys that the manifest trusts with a run (SPEC O1)."""
+    """The keys that may sign decisions and successions of a run, according to its manifest (SPEC O1)."""
 
     run_id: bytes
     organiser: bytes
     deputies: tuple[bytes, ...]
     votes: int
-    """Number of deputies that a succession needs, more than half of them."""
+    """Number of deputies that must sign a succession: more than half of the deputies."""
     terms: int = 1
-    """Number of terms from one succession to the next; 1 in version 3, which has no elections."""
+    """Number of terms from one succession to the next; 1 in runs of version 3, which have no elections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class RunParameters:
     organised: Authority | None = None
     """The keys whose decisions say which updates count; None in an open run."""
     rate: int = 0
-    """Rate of updates in an organised run until a seal changes it, in units of 2^-32."""
+    """Rate of updates in an organised run until a Seal sets another, in units of 2^-32."""
     subspace_epochs: int = 1
     """Number of epochs that share one subspace; 1 in an open run."""
     bases: bytes = b""
@@ -90,14 +92,15 @@ class RunParameters:
     quota: int = 0
     """Maximum number of updates of one feed of an open run; 0 if only the budget bounds it."""
     work_bits: int = 0
-    """Number of leading zero bits of the proof of work for a feed of an open run."""
+    """Number of leading zero bits that the proof-of-work hash of a feed of an open run must have."""
     last_subspace: int = (1 << 32) - 1
-    """The last subspace; all later epochs use it, so that the cores of a run are bounded (SPEC M9)."""
+    """The last subspace. All later epochs use it, too, so that the size of a run's cores is bounded (SPEC
+    M9)."""
     version: int = OLDEST_VERSION
     cells: int = 0
     """Number of scalars of an update of a first-order run; 0 in a zeroth-order run (SPEC U11)."""
     norm_limit: int = 0
-    """Maximum norm of an update of a first-order run until a seal changes it; 0 in a zeroth-order run."""
+    """Maximum norm of an update of a first-order run until a Seal changes it; 0 in a zeroth-order run."""
 
     @property
     def form(self) -> Form:
@@ -106,7 +109,7 @@ class RunParameters:
 
     @property
     def last_epoch(self) -> int:
-        """The epoch in which the update budget is used up."""
+        """The epoch in which the update budget of an open run is used up."""
         return -(-self.update_budget // self.epoch_updates) - 1
 
     @property
@@ -124,7 +127,8 @@ class RunParameters:
 
 
 class Feed(NamedTuple):
-    """The name of one feed. Sorts by (origin, incarnation), the order of every digest."""
+    """The name of one feed. Names sort by (origin, incarnation). This is the order of feeds in digests and
+    messages."""
 
     origin: bytes
     """Ed25519 public key, 32 bytes."""
@@ -132,7 +136,7 @@ class Feed(NamedTuple):
 
 
 class EpochScalars(NamedTuple):
-    """Values of consecutive updates that belong to one epoch."""
+    """The scalars of consecutive updates that belong to one epoch; one item of `scalars` for each update."""
 
     epoch: int
     scalars: tuple[Values, ...]
@@ -152,11 +156,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive updates of one feed, with the origin's signature over the chain head after the last.
+    """Consecutive updates of one feed, with the origin's signature over the chain head after the last update.
 
     The feed is named by its 64-bit key only; the receiver has learnt the full name from a Summary. Two
-    consecutive segments can be joined by dropping the first signature, because the chain head that the second
-    one signs commits to everything before it (SPEC S6).
+    consecutive segments can be joined by dropping the first signature: the second signature is over a chain
+    head that commits to all earlier updates (SPEC S6).
     """
 
     feed_key: int
@@ -177,7 +181,7 @@ class Segment:
 
 
 class Position(NamedTuple):
-    """A position in a feed: `next` is the first step that the node lacks."""
+    """A position in a feed: `next` is the first step that the sender lacks."""
 
     feed: Feed
     next: int
@@ -210,10 +214,11 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The sender's feeds that have changed since its last Summary (SPEC A2).
+    """The sender's state digest, with entries for all its feeds (a full Summary, SPEC A1), for none (SPEC
+    A2), or for feeds whose names the receiver must learn (SPEC A3).
 
-    With `more` unset, the messages sent on this link so far show everything the sender has. An entry with
-    `next` 0 claims nothing and only teaches the feed's name (SPEC A3).
+    If `more` is not set, the messages sent on this link so far show everything the sender has. An entry with
+    `next` 0 claims no update and only teaches the feed's name.
     """
 
     more: bool
@@ -238,18 +243,19 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """A request to announce these feeds instead of pushing them, as other links bring them sooner (SPEC
-    FL8)."""
+    """A request to announce updates of these feeds instead of pushing them, as other links bring these
+    updates sooner (SPEC FL8)."""
 
     feed_keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A fork proof: an origin has signed two histories of one feed (SPEC E1). It can be checked on its own.
+    """A fork proof: an origin has signed two histories of one feed (SPEC E1). Nothing else need be known of
+    the feed to check the proof.
 
-    Both branches begin at step `at`. With equal chain heads there, they part in their first update. With
-    different chain heads, they have parted at an unknown step before.
+    Both branches begin at step `at`. If their chain heads before this step are equal, the histories differ in
+    step `at`. If these chain heads differ, the histories differ in an unknown earlier step.
     """
 
     feed: Feed
@@ -259,8 +265,8 @@ class Proof:
 
     @property
     def cut(self) -> int:
-        """The first step that does not count: `at`, or 0 if the step where the two histories part is
-        unknown."""
+        """The first step that does not count: `at`, or 0 if the first step in which the two histories differ
+        is unknown."""
         return self.at if self.chains[0] == self.chains[1] else 0
 
 
@@ -270,8 +276,8 @@ class Card:
 
     feed: Feed
     step: int
-    """Number of updates in the feed when the card was signed. Of two cards of a feed, the one with more
-    updates is used."""
+    """Number of updates in the feed when the card was signed. Of two cards of one feed, the card with the
+    larger `step` is used."""
     name: str
     team: str
     signature: bytes
@@ -316,13 +322,14 @@ class Entry(NamedTuple):
 
     term: int
     record: bytes
-    """See `decisions.encode`."""
+    """The decision, as `decisions.encode` encodes it."""
     signature: bytes
-    """Signature by the key of the term, over `decision_message`."""
+    """Signature with the key of the term, over `control_feed.decision_message`."""
 
 
 class Vote(NamedTuple):
-    """The signature of one deputy over `succession_message`. `deputy` is its index in the manifest."""
+    """The signature of one deputy over `control_feed.succession_message`. `deputy` is the index of the deputy
+    in the manifest."""
 
     deputy: int
     signature: bytes
@@ -330,7 +337,7 @@ class Vote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """The deputies' decision that another key signs from a position on."""
+    """The deputies' decision that another key signs the control feed from a position on."""
 
     term: int
     kept: int
@@ -347,7 +354,7 @@ class ControlFork:
 
     term: int
     stop: int
-    """Number of decisions before each of the two chain hashes."""
+    """Number of decisions that each of the two chain hashes covers."""
     chains: tuple[bytes, bytes]
     signatures: tuple[bytes, bytes]
 
@@ -387,52 +394,55 @@ class JoinRequest:
     invitation: int
     """1 + number of the invitation; 0 without one."""
     voucher: bytes
-    """The invitation key's signature of the origin; empty without an invitation."""
+    """The signature over the origin with the key of the invitation; empty without an invitation."""
     signature: bytes
-    """The origin's signature."""
+    """The origin's signature over `join_requests.join_request_message`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A member's offer to stand in (SPEC O21), with the key that it has made for this."""
+    """A member's offer to become a stand-in (SPEC O21), with the key that the member would use in this
+    role."""
 
     origin: bytes
     key: bytes
     signatures: tuple[bytes, bytes]
-    """Signatures by the origin and by the key."""
+    """Signatures with the key of the origin and with `key`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The state of a stand-in. Of two statements with the same key, the one with the higher number counts
-    (SPEC O22)."""
+    """A stand-in's signed statement of its state. Of two statements with the same `key`, the one with the
+    higher `number` counts (SPEC O22)."""
 
     key: bytes
     number: int
     term: int
-    """The term in which it takes part."""
+    """The term in which the stand-in takes part."""
     voted: int
-    """The latest term for which it has voted; 0 if none."""
+    """The latest term for which the stand-in has voted; 0 if it has never voted."""
     candidate: bytes
-    """The key for which it has voted in that term; empty if none."""
+    """The key for which the stand-in has voted in the term `voted`; empty if there is none."""
     ballot: bytes
-    """Its signature over `control_feed.election_message` for the candidate; empty without one."""
+    """The stand-in's signature over `control_feed.election_message` for the candidate; empty without a
+    candidate."""
     decided: int
-    """Number of decisions in its control feed, which are all decided."""
+    """Number of decisions in the stand-in's control feed, which has only decided ones: more than half of the
+    stand-ins hold them."""
     stop: int
-    """Number of all decisions that it holds, including undecided ones after the decided ones."""
+    """Number of all decisions that the stand-in holds: the decided ones, and undecided ones after them."""
     last: int
-    """Term of the last decision that it holds."""
+    """Term of the last decision that the stand-in holds."""
     chain: bytes
-    """The chain hash after all decisions that it holds."""
+    """The chain hash after all decisions that the stand-in holds."""
     heard: int
-    """The `number` of the organiser's latest statement that it has heard; its own `number` if it
-    organises."""
+    """The `number` of the organiser's latest statement that the stand-in has heard. In the organiser's own
+    statements, it is their own `number`."""
     silent: bool
-    """Whether it has missed too many of the organiser's statements."""
+    """Whether the stand-in has heard no statement of an organiser for too long."""
     entries: tuple[Entry, ...]
-    """Undecided decisions, which follow the first `decided` decisions; only an organiser or a candidate sends
-    them."""
+    """The undecided decisions, which follow the first `decided` decisions. Only an organiser or a candidate
+    sends them."""
     signature: bytes
     """Signature by the key, over `control_feed.statement_message`."""
 
@@ -444,16 +454,18 @@ class DoubleVote:
     statements: tuple[Statement, Statement]
     """Both statements, without their entries."""
     hashes: tuple[bytes, bytes]
-    """Hashes of the entries of both statements, which the signatures cover."""
+    """The hashes of the entries that both statements had. The signatures of the statements cover these
+    hashes."""
 
 
 HigherWord = Succession | ControlFork | DoubleVote
-"""A message that overrules decisions: it changes who signs them, or whose statements count."""
+"""A message that overrules decisions: it changes which key signs decisions, or proves that the statements of
+a stand-in do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A notice that the sender does not keep the steps listed by the closes of epochs before `epoch` (SPEC
+    """A notice that the sender does not keep the steps listed by the Closes of epochs before `epoch` (SPEC
     O15)."""
 
     epoch: int
@@ -461,7 +473,7 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A validator's promise of a Finding, as sent by versions before 0.3. Both are ignored (SPEC O18)."""
+    """A validator's promise of a Finding, as sent by sfnode before version 0.3; ignored (SPEC O18)."""
 
     epoch: int
     origin: bytes
@@ -471,7 +483,7 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A validator's measurements, as sent by versions before 0.3; ignored (SPEC O18)."""
+    """A validator's measurements, as sent by sfnode before version 0.3; ignored (SPEC O18)."""
 
     epoch: int
     origin: bytes
@@ -491,7 +503,7 @@ Flooded = Hello | Segment | Summary | Want | Have | Prune | Proof | Card
 """Messages about feeds, on a link."""
 
 Asked = ManifestRequest | ManifestReply | PartRequest | PartReply
-"""A question and its answer, each on a stream of its own."""
+"""Requests and their answers. Each request has a stream of its own."""
 
 OfDecisions = ControlHead | ControlWant | Control | HigherWord | Floor | JoinRequest | Offer | Statement
 """Additional messages of organised runs, on a link."""

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 from sfprotocol.fields import pack, require, unpack
 
 PIECE = 1 << 20
-"""Size of a piece, in bytes. Each piece has a hash of 32 bytes, and a broken transfer loses at most one
-piece."""
+"""Size of a piece, in bytes. Each piece has a hash of 32 bytes in the listing. A broken transfer loses at
+most one piece."""
 
 MAX_LISTING = 16 << 20
 """Maximum size of a listing, in bytes: enough for half a terabyte of weights."""
 
 MAX_DATA = 4 << 30
-"""Maximum size of a run's public data file, and of a data set on the hub, in bytes. The rows are held in
-memory, where they take several times the size of the file."""
+"""Maximum size of a run's public data file, and of a data set on the hub, in bytes. The rows of data are held
+in memory, where they take several times the size of the file."""
 
 MAX_FILES = 4096
 MAX_SIZE = (1 << 50) - 1
@@ -40,7 +40,7 @@ class ListedFile(NamedTuple):
     name: str
     size: int
     hashes: bytes
-    """The hashes of its pieces, one after the other."""
+    """The hashes of the file's pieces, one after the other."""
 
     @property
     def pieces(self) -> int:
@@ -84,13 +84,14 @@ def hash_piece(data: bytes | memoryview) -> bytes:
 
 
 def hash_listing(encoded: bytes) -> bytes:
-    """Return the hash by which a manifest names this encoded listing (SPEC B2)."""
+    """Return the hash of an encoded listing of a base model, by which a manifest names the listing (SPEC
+    B2)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-listing").digest()
 
 
 def hash_bases(encoded: bytes) -> bytes:
-    """Return the digest that names published bases: the hash of the encoded listing of their one file (SPEC
-    R10)."""
+    """Return the digest that names published bases: the hash of the encoded listing of the file that contains
+    them (SPEC R10)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-bases").digest()
 
 
@@ -101,14 +102,15 @@ def hash_data(encoded: bytes) -> bytes:
 
 
 def encode(files: Iterable[ListedFile]) -> bytes:
-    """Return the one encoding of a listing. Raises RemoteProtocolError if it breaks SPEC B1."""
+    """Return the only valid encoding of a listing of these files. Raises RemoteProtocolError if they break
+    SPEC B1."""
     listing = _build([list(file) for file in sorted(files, key=lambda file: file.name.encode())])
     return _pack(listing)
 
 
 def decode(encoded: bytes) -> Listing:
-    """Return the listing that these bytes encode. Raises RemoteProtocolError (SPEC B1) if they encode
-    none."""
+    """Return the listing that `encoded` encodes. Raises RemoteProtocolError (SPEC B1) if `encoded` is not the
+    encoding of a listing."""
     require(len(encoded) <= MAX_LISTING, "B1", "it is too long")
     listing = _build(unpack(encoded, _BOUNDS, "B1"))
     require(_pack(listing) == encoded, "B1", "not in canonical form")

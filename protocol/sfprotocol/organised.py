@@ -1,12 +1,13 @@
-"""An organised run in the machine: how decisions change feeds, and which neighbours are told (SPEC, part O).
+"""The part of the machine for organised runs: it applies decisions to feeds, and tells neighbours (SPEC, part
+O).
 
-Decisions come through `control_sync`. If a close lists steps of a feed, its tag is compared with our own
-history of the feed. If the tags differ, our history is dropped and the listed one is fetched. The decisions
-also determine which updates we may make.
+Decisions come through `control_sync`. If a Close lists steps of a feed, the tag in the Close is compared with
+the tag of our own history of the feed. If the tags differ, our history is dropped and the listed history is
+requested. The decisions also determine which updates we may make.
 
-Updates that a checkpoint counts need not be stored. Stored feeds then begin at their bases and are never set
-back before them. A node that begins with a checkpoint holds no update until the bases are known (SPEC O14,
-O15).
+Updates that a checkpoint counts need not be stored. The stored part of each feed then begins at the feed's
+base, and no feed is set back to a step before its base. A node that begins with a checkpoint holds no update
+until the bases are known (SPEC O14, O15).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from sfprotocol.run_state import NEVER, RunState, Span
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
-"""Maximum number of feeds whose history is compared with the decisions in one round after a start. Each
-comparison reads the log once."""
+"""Maximum number of feeds whose stored history is compared with the decisions in one round of the host, after
+a start. Each comparison reads the log once."""
 
 
 class Membership(Enum):
-    """The standing of our own origin according to the decisions (SPEC O6). An origin makes updates only with
-    the standing MEMBER."""
+    """Whether our own origin may make updates according to the decisions: MEMBER if so, else a reason why it
+    may not (SPEC O6)."""
 
     UNKNOWN = "a decision is unknown to this version"
     STRANGER = "not admitted"
@@ -47,7 +48,7 @@ class Membership(Enum):
 
 
 class Organised:
-    """The additional part of one machine in an organised run; shares the machine's tables."""
+    """The additional state of one machine in an organised run. It shares the machine's tables."""
 
     def __init__(
         self,
@@ -94,24 +95,25 @@ class Organised:
 
     @property
     def missing_updates(self) -> int:
-        """Number of updates that closes list and that are not stored here (SPEC O11)."""
+        """Number of updates that Closes list and that are not stored here (SPEC O11)."""
         return sum(stop - held for _, held, stop in self._named() if held < stop)
 
     @property
     def unnamed(self) -> int:
-        """Number of stored updates that no close lists."""
+        """Number of stored updates that are not listed by any Close."""
         return self._frontier.known - sum(min(held, stop) for _, held, stop in self._named())
 
     def _named(self) -> Iterator[tuple[messages.Feed, int, int]]:
-        """Yield (feed, its first missing step, its first step that no close lists) for each feed with listed
-        steps."""
+        """Yield (feed, first missing step, first step that is not listed by any Close) for each feed with
+        listed steps."""
         for number, stop in self.run_state.positions().items():
             feed = self.run_state.feed(number)
             yield feed, self._frontier.next(feed), stop
 
     @property
     def out_of_reach(self) -> int:
-        """Number of missing listed updates that no neighbour keeps, though some had them (SPEC O15)."""
+        """Number of listed updates that are missing here and that no neighbour stores any more, although some
+        neighbours had them once (SPEC O15)."""
         return sum(
             stop - held
             for feed, held, stop in self._named()
@@ -122,7 +124,7 @@ class Organised:
 
     @property
     def outdated(self) -> bool:
-        """Whether the checkpoint with which this node begins is not usable any more (SPEC O14)."""
+        """Whether the checkpoint with which this node's feeds begin is not usable any more (SPEC O14)."""
         checkpoint = self._frontier.checkpoint
         return checkpoint is not None and checkpoint not in self.run_state.checkpoints
 
@@ -135,9 +137,10 @@ class Organised:
     def named(
         self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
     ) -> dict[messages.Feed, Counted]:
-        """Return how the stored steps listed by the close of `epoch` and earlier ones count, keyed by feed.
-        Steps that no seal has judged have factor 1. The result assumes that the seal of `epoch` skips the
-        feeds with the numbers `skipped`, and counts the `recounted` steps of earlier epochs."""
+        """Return how those stored steps count that are listed by the Close of `epoch` or an earlier Close,
+        keyed by feed. Steps that no Seal has judged have factor 1. The result assumes that the Seal of
+        `epoch` skips the feeds with the numbers `skipped`, and counts the `recounted` steps of earlier
+        epochs."""
         held, run_state = self._frontier.next, self.run_state
         again: dict[int, set[int]] = {}
         for recount in recounted:
@@ -158,8 +161,8 @@ class Organised:
         return self._rates[2]
 
     def membership(self, own: messages.Feed) -> Membership:
-        """Return the standing of our own origin, which shows whether our feed may have more updates. It does
-        not consider the quota."""
+        """Return whether our own feed may have more updates, or the reason why it may not. The quota is not
+        considered."""
         member, epoch = self.run_state.member(own.origin), self.run_state.open_epoch
         if self.run_state.unsupported:
             return Membership.UNKNOWN
@@ -177,7 +180,7 @@ class Organised:
 
     def room(self, own: messages.Feed | None) -> int:
         """Return how many more updates we may make with the label of the open epoch. Our quota bounds them
-        (SPEC O6), and so does the room that all members share until the next close (SPEC O20)."""
+        (SPEC O6), and so does the room that all members share until the next Close (SPEC O20)."""
         number = self.run_state.number(own) if own else None
         if own is None or number is None or self.membership(own) is not Membership.MEMBER:
             return 0
@@ -191,19 +194,19 @@ class Organised:
         return self.run_state.room_left(number // INCARNATIONS, made)
 
     def quota(self, member: int) -> int:
-        """Return how many updates of a member may carry the label of the open epoch."""
+        """Return how many updates with the label of the open epoch a member may make."""
         return self.run_state.quotas.quota(member, self.run_state.open_epoch)
 
     def labelled(self, feed: messages.Feed) -> int:
-        """Return how many updates of a feed carry the label of the open epoch."""
+        """Return how many stored updates of a feed have the label of the open epoch."""
         state = self._frontier.state(feed)
         return state.labelled if state.epoch == self.run_state.open_epoch else 0
 
     # -- events and messages -----------------------------------------------------------------------
 
     def handle(self, event: events.OrganisedEvent, now: float) -> list[events.Action]:
-        """Handle an event. Raises LocalProtocolError for a decision without the key, RemoteProtocolError for
-        a succession with too few votes."""
+        """Handle an event. Raises LocalProtocolError for a decision at a node without the organiser's key,
+        and RemoteProtocolError for a succession with too few votes."""
         match event:
             case events.OwnDecision(record=record):
                 return self._decided(self.control.decide(record, now), now)
@@ -219,7 +222,7 @@ class Organised:
                 return self._on_checkpoint(event, now)
 
     def on_message(self, link: Link, message: messages.Message, now: float) -> list[events.Action]:
-        """Handle a message of an organised run. Raises RemoteProtocolError if it breaks a rule."""
+        """Handle a message of an organised run. Raises RemoteProtocolError if the message breaks a rule."""
         match message:
             case messages.ControlHead():
                 return self._decided(self.control.heard_head(link, message, now), now)
@@ -243,13 +246,13 @@ class Organised:
         raise AssertionError(f"no handler for an allowed {type(message).__name__}")
 
     def introduce(self, link: Link) -> list[events.Action]:
-        """Tell a new neighbour about our decisions, before it is told about feeds."""
+        """Tell a new neighbour about our decisions; called before the neighbour is told about feeds."""
         return [*self.control.introduce(link), *self._join_requests.introduce(link), *self._tell_floor(link)]
 
     def retell(self, link: Link, now: float) -> list[events.Action]:
         """Tell a neighbour everything we have, at its request (SPEC O19).
 
-        Raises RemoteProtocolError (SPEC L8) if it asks too often.
+        Raises RemoteProtocolError (SPEC L8) if the neighbour asks too often.
         """
         feeds = len(self._frontier)
         link.waste.charge(anti_entropy.CLAIM_BYTES * feeds, feeds, now)
@@ -260,12 +263,13 @@ class Organised:
         return self.control.tell(link, now)
 
     def deadline(self) -> float:
-        """Return the time at which `wake` has something to do."""
+        """Return the time at which `wake` must be called; -infinity if it must be called at once."""
         later = min(self._join_requests.deadline(), self.control.elections.deadline())
         return float("-inf") if self._untraced else later
 
     def wake(self, now: float) -> list[events.Action]:
-        """Carry out everything that is due."""
+        """Do everything whose time has come: compare feeds with the decisions, review elections, send join
+        requests again."""
         feeds, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
         compared = [action for feed in feeds for action in self._check(feed, now)]
         elections = self.control.elections
@@ -273,8 +277,9 @@ class Organised:
         return [*self._join_requests.wake(self.run_state, now), *compared, *decided]
 
     def early(self, link: Link, feeds: list[messages.Feed], segment: messages.Segment, now: float) -> None:
-        """Plan to request an early segment again after the next decision: our decisions have not opened its
-        epoch yet (SPEC O6). The pull from this peer has not failed, as the peer did send the segment."""
+        """Plan to request a segment again after the next decision, because our decisions have not opened its
+        epoch yet (SPEC O6). End the pull from this peer without counting it as failed, as the peer has sent
+        the segment."""
         if len(feeds) == 1 and self.run_state.member(feeds[0].origin):
             early, feed = link.inbox.early, feeds[0]
             early[feed] = max(segment.stop, early.get(feed, 0))
@@ -351,7 +356,7 @@ class Organised:
                 self._pulls.heard_of(link, feed, following, now)
 
     def _resume_feed(self) -> list[events.Action]:
-        """Begin a new feed if closes list our own feed, but our member now uses another one (SPEC I3).
+        """Begin a new feed if Closes list our own feed, but our member now uses another one (SPEC I3).
 
         Do nothing if our member has already used our feed. In that case another machine has our key, and both
         machines would begin a new feed in every epoch until no incarnation is left.

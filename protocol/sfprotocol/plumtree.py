@@ -1,14 +1,14 @@
 """Flooding: which feeds to send on each link, and in which order (SPEC FL1-FL10).
 
-A link's outbox holds *dirty feeds*, never messages. When the link can take more, the updates that its peer
-lacks are read from the log. A slow link therefore needs no more memory than a fast one, loses nothing, and
-gets its backlog in few large segments instead of many small ones.
+A link's outbox holds *dirty feeds*, never messages. When the link can take more messages, the updates that
+its peer lacks are read from the log. So a slow link needs no more memory than a fast link, loses nothing, and
+gets the waiting updates in few large segments instead of many small ones.
 
-New updates spread along a tree for each feed, made of the links that were first to bring it (Plumtree, by
+New updates of a feed spread along a tree of links: those that were first to bring the feed (Plumtree, by
 Leitao, Pereira and Rodrigues, 2007). Links of the tree are eager: segments are pushed on them. If a link
-brings updates that are known already, its peer is asked to make it lazy, that is, to announce updates instead
-of pushing them. An announcement that no segment follows shows where the tree is broken, and the pull that
-answers it repairs the tree.
+brings updates that are known already, its peer is asked to make the link lazy: to announce updates on it
+instead of pushing them. If updates are announced, but no eager link brings them, the tree is broken. They are
+then pulled from the peer that has announced them, which makes its link eager again.
 
 Flooding carries new updates. A peer pulls older ones (pulls.py) from one neighbour and not from all of them.
 """
@@ -23,13 +23,13 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 TTL = 16
-"""Maximum number of hops that a segment is pushed. Segments are accepted after any number of hops. With 6
-links for each node, a million nodes lie within 8 hops. Only in a topology like a chain are nodes further away
-than 16 hops; announcements reach them."""
+"""Maximum number of hops for which a segment is pushed. Segments are accepted after any number of hops. With
+6 links for each node, a million nodes lie within 8 hops. Only a topology like a chain has nodes more than 16
+hops away. Announcements reach these nodes."""
 
 HAVE_DELAY = 0.2
 """Seconds for which announcements on a link are collected. Several updates of a fast feed then need only one
-entry. Most updates need no entry, as a working tree delivers them within this time."""
+entry in a Have. Most updates need no entry, because the tree delivers them within this time."""
 
 PRUNE_AGAIN = 10.0
 """Seconds after which a Prune is repeated if the link still pushes, as the first Prune was probably lost."""
@@ -39,8 +39,9 @@ PRUNE_CROSSING = 2.0
 sent them before the Prune arrived."""
 
 PUSH_RATE, PUSH_BURST = 20.0, 64.0
-"""Maximum number of pushed segments of one feed, per second and at once. A trainer signs at most 10 a second.
-Further segments are announced instead, and pulled in larger pieces."""
+"""Maximum number of pushed segments of one feed: on average per second, and in a burst. Further segments are
+announced, and pulled as fewer, larger segments. An honest trainer stays below the maximum, as it signs at
+most 10 segments a second."""
 
 NO_TAG = bytes(4)
 """Tag in an entry of a Summary that claims no updates and only teaches a feed's name."""
@@ -51,16 +52,16 @@ others."""
 
 MAX_BURST_BYTES = 131_072
 """Maximum size of the updates handed to a link before it reports Writable, in bytes. They take 10 s on a line
-of 100 kbit/s, which is the time after which the peer gives up a pull. More updates would be requested and
-sent twice."""
+of 100 kbit/s. This is the time after which the peer gives up a pull. If more updates were handed to such a
+line, the peer would request them again, and they would be sent twice."""
 
 
 def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: int, now: float) -> None:
     """Plan to push or announce `segment` on every link; `state` is its feed's state after it.
 
-    `hops` is the hop count of the forwarded segment. It is 0 for our own updates, which are pushed on all
-    links; at the TTL, the segment is only announced. Links without a Hello are left out, as they are told of
-    all feeds after their Hello. Links whose peer has the segment are left out, too.
+    `hops` is the hop count of the forwarded segment. With 0 hops, it has our own updates and is pushed on all
+    links. With TTL hops, it is only announced. Two kinds of links are left out: those on which no Hello has
+    arrived yet, as all feeds are told after the Hello, and those whose peer has the segment.
     """
     feed = state.feed
     for link in links.values():
@@ -76,7 +77,8 @@ def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: in
 
 
 def announce(link: Link, frontier: Frontier) -> list[Action]:
-    """Return Haves for changed feeds that are not being pushed (SPEC FL9), in the order of keys."""
+    """Return the Haves that announce changed feeds which are not being pushed (SPEC FL9), in the order of
+    feed keys."""
     outbox = link.outbox
     outbox.announce_at = float("inf")
     feeds = [feed for feed in outbox.changed if link.position(feed) < frontier.next(feed)]
@@ -92,9 +94,10 @@ def announce(link: Link, frontier: Frontier) -> list[Action]:
 
 
 def wanted(link: Link, feed: Feed, following: int, frontier: Frontier) -> None:
-    """Serve `feed` from step `following` on at the peer's request, and push it to the peer again (SPEC A4).
+    """Send the peer `feed` from step `following` on, as requested, and push later updates of the feed to the
+    peer again (SPEC A4).
 
-    The peer lacks these updates, even if it was believed to have them.
+    The request shows that the peer lacks these updates, even if it has claimed to have them.
     """
     link.names.known.add(feed)
     link.outbox.lazy.discard(feed)
@@ -110,7 +113,8 @@ def pruned(link: Link, prune: Prune, frontier: Frontier) -> None:
 
 
 class Tree:
-    """This node's part of every feed's tree: the links that bring each feed."""
+    """This node's knowledge of every feed's tree: the link that was the first to bring the feed's newest
+    updates."""
 
     def __init__(self) -> None:
         self._first: dict[Feed, LinkId] = {}
@@ -126,8 +130,8 @@ class Tree:
     def prune(self, links: dict[LinkId, Link], link: Link, state: FeedState, now: float) -> list[Action]:
         """Ask `link`, which has pushed a duplicate, to announce `state.feed` instead (SPEC FL8).
 
-        Do so only if another link has just brought the feed and was not asked the same. Otherwise messages
-        that cross on their way could cut off the feed altogether.
+        Do so only if another link was the first to bring these updates, and was not asked to announce the
+        feed, too. Otherwise no link might push the feed any more.
         """
         feed = state.feed
         first = links.get(self._first.get(feed, -1))
@@ -148,8 +152,7 @@ class Tree:
         self._pushes.pop(feed, None)
 
     def may_push(self, feed: Feed, now: float) -> bool:
-        """Return whether one more segment of `feed`, which is another node's, may be pushed now (SPEC
-        FL10)."""
+        """Return whether another segment of `feed`, a feed of another node, may be pushed now (SPEC FL10)."""
         bucket = self._pushes.setdefault(feed, Bucket(PUSH_BURST, now))
         return bucket.take(1.0, now, rate=PUSH_RATE, burst=PUSH_BURST)
 
@@ -178,7 +181,7 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
 
 
 def served(link: Link, event: Served, frontier: Frontier, now: float) -> None:
-    """Note the end of a Serve. The rest of the feed, if any, waits for its next turn."""
+    """Note the end of a Serve. If the peer lacks later updates of the feed, plan to push or announce them."""
     outbox, feed = link.outbox, event.feed
     first = outbox.serving.pop(feed, 0)
     if first <= link.position(feed):  # else a Want has meanwhile gone back to an earlier step

@@ -1,8 +1,9 @@
 """The table of outstanding pulls: missing updates, and the peers that are asked for them (SPEC A4, A5, A9).
 
 Two peers are asked for the same updates only if the first one does not deliver. No peer is asked for steps
-that it says it does not keep (SPEC O15). There is at most one pull per feed. Every change of a peer's claim
-or of our own feeds is reported here, so that the number of missing updates is always up to date.
+that it says it does not keep (SPEC O15). There is at most one pull per feed. A peer's *claim* is the step up
+to which, as far as we know, the peer has a feed. The machine reports every change of a claim or of our own
+feeds to this module, so that the number of missing updates is always up to date.
 """
 
 from __future__ import annotations
@@ -24,45 +25,46 @@ same updates within that time, so that no request is needed."""
 
 HEDGE_DELAY = 0.4
 """Seconds without an answer after which a small pull also goes to further peers, which doubles the number of
-peers asked. Even if only one of 12 peers tells the truth, it is asked within 1.6 s. Most round trips take
-less than HEDGE_DELAY, so that few updates are sent twice."""
+peers asked. With 12 peers, the last one is asked after 1.6 s at the latest. Most round trips take less than
+HEDGE_DELAY, so that few updates are sent twice."""
 
 SMALL_PULL = 64
-"""Maximum number of updates of a small pull. If two peers answer it, some 200 bytes are wasted. A larger pull
-goes to no second peer while the first one is delivering."""
+"""Maximum number of updates of a small pull. If two peers answer a small pull, some 200 bytes are wasted. A
+larger pull goes to no second peer while the first one is delivering."""
 
 SMALL_PULL_BYTES = 4096
 """Maximum size of a small pull in a first-order run, in bytes. A single update counts as a small pull,
 whatever its size."""
 
 BUSY_TIME = 2.0
-"""Seconds for which a small pull goes to no second peer while the first one is delivering and was asked for
-more than SMALL_PULL feeds. A late joiner asks for hundreds of feeds at once, and a slow line must not carry
-all of them twice."""
+"""Seconds for which a small pull goes to no second peer if the first peer is delivering updates and was asked
+for more than SMALL_PULL feeds. A late joiner asks for hundreds of feeds at once, and a slow line must not
+carry all these feeds twice."""
 
 WANT_TIMEOUT = 10.0
 """Seconds without progress after which a pull from a peer has failed, and the peer may be asked again. A
 whole burst (FL7) crosses a line of 100 kbit/s in that time."""
 
 MAX_PULLS_PER_LINK = 1024
-"""Maximum number of outstanding pulls on one link. Bounds the memory that a peer with invented feeds can
-take."""
+"""Maximum number of outstanding pulls on one link. Bounds the memory that a peer can use up by claiming feeds
+that do not exist."""
 
 MAX_PULLS = 16_384
-"""Maximum number of outstanding or planned pulls on all links together. It is more than MAX_PULLS_PER_LINK
-for each of a dozen links. Only peers that invent feeds cause more."""
+"""Maximum number of outstanding or planned pulls on all links together. A dozen links with MAX_PULLS_PER_LINK
+pulls each stay below this number. Only peers that claim feeds that do not exist can cause more pulls."""
 
 
 @dataclass(slots=True)
 class Pull:
-    """The pull of one feed in which some peer is ahead of us."""
+    """The state of the requests for one feed in which some peer is ahead of us."""
 
     deadline: float = 0.0
     """Time at which to ask the first or further peers."""
     asked: dict[LinkId, float] = field(default_factory=dict)
     """The links that were asked, with the time of the request or of the latest progress."""
     wait: float = HEDGE_DELAY
-    """Seconds from a request until further peers are asked; doubles each time all peers were asked."""
+    """Seconds from a request until further peers are asked. The time doubles whenever all peers were asked
+    without success."""
     gap: int = 0
     """Number of missing updates up to the lowest claim of a peer that is ahead of us; 0 if no peer is
     ahead."""
@@ -81,7 +83,7 @@ class Pulls:
         self.lacking = 0
         """Number of missing updates that are or will be requested: the sum of all gaps."""
         self._agenda: list[tuple[float, Feed]] = []
-        """A heap of deadlines. Outdated ones are skipped."""
+        """A heap of pairs (deadline, feed). Pairs with a former deadline of a pull are skipped."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -90,7 +92,7 @@ class Pulls:
         return iter(self._pulls)
 
     def deadline(self) -> float:
-        """Return the time at which `wake` has something to do; infinity if there is nothing."""
+        """Return the time at which `wake` must be called; infinity if no pull has a deadline."""
         while self._agenda:
             due, feed = self._agenda[0]
             pull = self._pulls.get(feed)
@@ -102,8 +104,8 @@ class Pulls:
     # -- what peers have ---------------------------------------------------------------------------
 
     def heard_of(self, link: Link, feed: Feed, following: int, now: float) -> None:
-        """Note that the peer has `feed` up to step `following`. If updates before that step are missing here,
-        plan to ask for them soon, unless they arrive before."""
+        """Note that the peer has `feed` up to step `following`. If some of these updates are missing here,
+        plan to request them after GRAFT_DELAY, unless they arrive earlier."""
         self.has(link, feed, following)
         if self._frontier.lacks(feed, following):
             before = link.inbox.ahead.get(feed, 0)
@@ -111,8 +113,8 @@ class Pulls:
             self.expect(feed, now + GRAFT_DELAY)
 
     def brought(self, link: Link, feed: Feed, following: int, fresh: int, now: float) -> None:
-        """Note that the peer has `feed` up to step `following`, and was the first to bring `fresh` of these
-        updates."""
+        """Note that the peer has `feed` up to step `following`. `fresh` of these updates came from this peer
+        first."""
         self.has(link, feed, following)
         link.inbox.brought_at, link.inbox.let_down = now, 0
         link.inbox.withheld.discard(feed)
@@ -124,8 +126,9 @@ class Pulls:
             self.set_claim(link, feed, following)
 
     def set_claim(self, link: Link, feed: Feed, following: int) -> None:
-        """Note that we can get `feed` up to step `following` from the peer, whatever it claimed before. The
-        peer may lack later updates, or the decisions stored here may not allow them yet."""
+        """Set the peer's claim: from now on, only updates of `feed` before step `following` are requested
+        from the peer. Later updates are either missing there, or not allowed yet by the decisions stored
+        here."""
         before, link.has[feed] = link.has.get(feed, 0), following
         pull = self._pulls.get(feed)
         if pull is None or following == before:
@@ -147,19 +150,20 @@ class Pulls:
     # -- whom to ask, and when ---------------------------------------------------------------------
 
     def expect(self, feed: Feed, due: float) -> None:
-        """Plan to ask for `feed` at `due` unless its updates come before.
+        """Plan to request `feed` at time `due`, unless its missing updates arrive earlier.
 
-        Beyond MAX_PULLS nothing is planned; `expect_ahead` returns to such feeds later.
+        If there are MAX_PULLS pulls already, do nothing; `expect_ahead` plans for the feed later.
         """
         if feed not in self._pulls and len(self._pulls) < MAX_PULLS:
             self._put(feed, self._open(feed), due)
 
     def expect_ahead(self, link: Link, now: float) -> None:
-        """Plan to ask for the feeds in which this peer is still ahead. In most feeds, flooding has brought
-        the missing updates meanwhile.
+        """Plan to request the feeds in which this peer is still ahead of us. For most feeds, flooding has
+        meanwhile brought the missing updates.
 
-        Only the first MAX_PULLS_PER_LINK feeds are planned; the others follow when the first ones are done.
-        If the first ones are never done, the peer has claimed too much (SPEC A9).
+        Each call looks at MAX_PULLS_PER_LINK of these feeds at most. A feed in which we have caught up is
+        removed from them, so that later calls reach the others. A peer that never delivers what it claims is
+        dropped (SPEC A9).
         """
         ahead = link.inbox.ahead
         within_reach = (feed for feed in ahead if self.gives(link, feed))
@@ -170,8 +174,8 @@ class Pulls:
                 del ahead[feed]
 
     def ask(self, link: Link, feeds: Iterable[Feed], now: float) -> list[Action]:
-        """Ask `link` at once for each of `feeds` in which its peer is ahead of us, unless another peer was
-        already asked for the feed."""
+        """Request from the peer, at once, each of `feeds` in which it is ahead of us. Leave out feeds that
+        were already requested from another peer."""
         wanted = []
         for feed in sorted(set(feeds)):
             pull = self._pulls.get(feed)
@@ -186,7 +190,7 @@ class Pulls:
         return self._want(link, wanted)
 
     def wake(self, now: float) -> list[Action]:
-        """Send each pull that is due to its next peers."""
+        """Ask the next peers for the feed of every pull whose deadline has passed."""
         chosen: dict[LinkId, list[Feed]] = {}
         while self.deadline() <= now:
             _, feed = heappop(self._agenda)
@@ -198,7 +202,8 @@ class Pulls:
     # -- what becomes of a pull --------------------------------------------------------------------
 
     def progressed(self, feed: Feed, link: Link | None, now: float) -> None:
-        """Note that `link` (None: this node) has advanced `feed`, so that its pull is done or continues."""
+        """Note that new updates of `feed` were admitted, which `link` has brought (None: this node has made
+        them). The feed's pull ends if no peer can be asked for further updates."""
         pull = self._pulls.get(feed)
         if pull is None:
             return
@@ -213,7 +218,7 @@ class Pulls:
             self._put(feed, pull, now + pull.wait)
 
     def finish(self, feed: Feed) -> None:
-        """End the pull of `feed`, as no more of it is wanted for now."""
+        """End the pull of `feed`, because no further update of the feed is to be requested now."""
         if pull := self._pulls.pop(feed, None):
             self.lacking -= pull.gap
             for link_id in pull.asked:
@@ -221,8 +226,8 @@ class Pulls:
                     link.inbox.asked.pop(feed, None)
 
     def release(self, link: Link, now: float) -> None:
-        """Ask other peers at once for the feeds that `link`, which has ended, was asked for. Its claims no
-        longer count."""
+        """Request from other peers, at once, the feeds that were requested on `link`. The link has ended, and
+        the claims of its peer no longer count."""
         for feed in list(link.inbox.asked):
             self.forget(feed, link, now)
         for feed in self._pulls.keys() & link.has.keys():
@@ -232,14 +237,15 @@ class Pulls:
                 self._recount(feed, pull)
 
     def out_of_reach(self, link: Link, now: float) -> list[Action]:
-        """Ask other peers for the feeds that `link` was asked for and whose next missing step its peer does
-        not keep any more."""
+        """Request from other peers those feeds that were requested on `link`, but whose first missing step
+        the link's peer does not keep any more."""
         for feed in [feed for feed in link.inbox.asked if not self.gives(link, feed)]:
             self.forget(feed, link, now)
         return self.wake(now)
 
     def forget(self, feed: Feed, link: Link, now: float) -> None:
-        """Cancel the pull of `feed` from `link`; if there was one, ask others at once."""
+        """Cancel the request for `feed` on `link`. If there was one, request the feed from other peers at
+        once."""
         if feed in link.inbox.asked:
             del link.inbox.asked[feed]
             pull = self._pulls[feed]
@@ -266,8 +272,8 @@ class Pulls:
         return expected or self._origins.may_bring(feed.origin, now)
 
     def gives(self, link: Link, feed: Feed) -> bool:
-        """Return whether our first missing step of `feed` is one that the peer keeps (SPEC O15). Whether the
-        peer has reached this step is not checked."""
+        """Return whether the peer keeps our first missing step of `feed`, according to its Floor (SPEC O15).
+        The result may be True even if the peer has fewer steps than we have."""
         return not link.floor or self._frontier.next(feed) >= self._frontier.kept_from(feed, link.floor)
 
     def _put(self, feed: Feed, pull: Pull, deadline: float) -> None:

@@ -1,9 +1,9 @@
-"""Quotas: the number of updates that each member may make with each label, and in which feed (SPEC O20).
+"""Quotas: how many updates each member may make with each epoch label, and in which of its feeds (SPEC O20).
 
-A quota is fixed when its label is opened or its member is admitted, and never changes after that: an update
-that may be held once may be held for good. Members whom an invitation or the organiser vouches for have a
-quota of their own. A stranger's quota is its credit; without credit, an equal part of a small share. This
-module knows members and labels; `run_state` knows the credit.
+A quota is fixed when its label is opened or its member is admitted. It never changes after that, so that an
+update that may be held once may be held for good. Members whom an invitation or the organiser vouches for
+have a quota of their own. A stranger's quota is its credit; without credit, an equal part of a small share.
+This module knows members and labels; `run_state` knows the credit.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ from operator import itemgetter
 from typing import NamedTuple
 
 EPOCHS_AHEAD = 2
-"""Maximum number of updates of all members for one close (the room), as a multiple of the usual number of
-updates of an epoch. Further updates would be measured at outdated weights. In one run an epoch had 2,038
-updates instead of 250 because the organiser was busy; the run ended at a loss of 0.544 instead of the usual
-0.2."""
+"""Factor: all members together make at most EPOCHS_AHEAD times the usual number of updates of an epoch before
+the next Close. This maximum is called the room. Further updates would be measured at outdated weights. In one
+run, an epoch had 2,038 updates instead of 250 because the organiser was busy. That run ended at a loss of
+0.544 instead of the usual 0.2."""
 
 USUAL_OF = 4
-"""Number of latest closes from which the usual number of updates of an epoch is taken: the number in the
-largest of these closes. A single close would mislead, as an organiser cuts some epochs short and some closes
-list no update."""
+"""Number of latest Closes that determine the usual number of updates of an epoch: it is that of the largest
+of these Closes. The last Close alone would be misleading, because organisers cut some epochs short, and some
+Closes list no update."""
 
 LEAST_USUAL = 128
-"""Minimum of the usual number of updates of an epoch. Without it, the first epoch after a night without
-training would be limited to a few updates."""
+"""Minimum of the usual number of updates of an epoch. Without a minimum, the first epoch after a night
+without training would be limited to a few updates."""
 
 OTHERS = 2
-"""Divisor of the usual number of updates of an epoch. The updates of one other member reduce a member's room
-by at most half of this number. So a single member cannot make all others wait by sending updates that it has
-not measured."""
+"""Divisor: the updates of one member reduce the room of the others by at most half of the usual number of
+updates of an epoch. So a single member cannot make all others wait by sending updates that it has not
+measured."""
 
 UNPROVEN_PART = 8
-"""Divisor of the room. All members without credit together have an eighth of the room, and their updates make
-up at most an eighth of the target at which an epoch ends. Half of their eighth is for strangers known when a
-label opens, the other half for strangers that come later."""
+"""Divisor: all members without credit together have an eighth of the room. Half of this eighth is for
+strangers known when a label opens, and half for strangers admitted later. The organiser, who closes an epoch
+after a target number of updates, also counts updates of members without credit for at most an eighth of that
+target."""
 
 RECENT_SEALS = 16
-"""Number of latest seals from which credit is computed. They usually cover the last minutes of a run.
+"""Number of latest Seals from which credit is computed. They usually cover the last minutes of a run.
 Strangers that turn hostile together need sixteen good epochs for each epoch that they spoil."""
 
 CREDIT_GROWTH = 2
-"""Factor of a stranger's credit, which is this factor times the largest number of its updates that a recent
-seal has counted. So a new or busy machine reaches its pace after a few epochs."""
+"""Factor: a stranger's credit is CREDIT_GROWTH times the largest number of its updates that a recent Seal has
+counted. So a machine that is new, or was busy for a while, reaches its full pace after a few epochs."""
 
 WITH_ZEROS = 4
-"""Maximum ratio of a stranger's steps that give credit, zeros included, to its steps other than zeros. In
-reward runs three of four updates may be zeros, and zeros use up the quota, too. Without zeros in the credit,
-strangers with 60 % zeros came to a standstill: each epoch had four fifths of the updates of the epoch
-before."""
+"""Limit of the zeros (updates with the scalar 0) in the number from which a stranger's credit follows: with
+them it is at most WITH_ZEROS times the number without them. In reward runs, three of four updates may be
+zeros, and zeros use up the quota, too. When zeros gave no credit, strangers with 60 % zeros came to a
+standstill: in each epoch they made four fifths of the updates of the epoch before."""
 
 UNLIMITED = 1 << 32
 """Credit of a member for whom somebody vouches; larger than any number of updates."""
@@ -62,15 +63,15 @@ _LABEL = itemgetter(0)
 
 
 class Share(NamedTuple):
-    """The quotas of all strangers without credit for one label. If there are more strangers than updates,
-    only some of them have a turn."""
+    """The quotas of all strangers without credit with one label. If there are more such strangers than
+    updates to share, only some of them may make an update: it is their turn."""
 
     each: int
     first: int
     """Number of the first member whose turn it is."""
     stop: int
-    """1 + number of the last member whose turn it is. If it is not above `first`, the turn continues with the
-    lowest numbers."""
+    """1 + number of the last member whose turn it is. If `stop` is not above `first`, the turn wraps around:
+    it includes the numbers from `first` on and those below `stop`."""
 
     def of(self, member: int) -> int:
         """Return the quota of a stranger without credit, by its member number."""
@@ -80,18 +81,18 @@ class Share(NamedTuple):
 
 
 class Quotas:
-    """The quotas of all members with all labels, and the feed of each member with each label."""
+    """The quota of each member with each label, and the feed that the member uses with that label."""
 
     def __init__(self, room: int) -> None:
         """`room`: maximum number of updates that all members together make with the first label."""
         self._quotas: list[list[tuple[int, int]]] = []
-        """Pairs (label, quota with this and later labels), by ascending label: one list for each member
-        number."""
+        """Pairs (label, quota with this and later labels), by ascending label; one list for each member, by
+        member number."""
         self._feeds: dict[int, list[tuple[int, int]]] = {}
         """Pairs (label, incarnation with this and later labels), by ascending label, keyed by member number;
         only for members that have left incarnation 0."""
         self._shares = [Share(room, 0, UNLIMITED)]
-        """The share with each label that was opened, in order."""
+        """The Share of each label that was opened, in the order of labels."""
         self._strangers: set[int] = set()
         """Members for whom nobody vouches."""
         self._unproven: list[int] = []
@@ -109,7 +110,7 @@ class Quotas:
         return len(self._shares) - 1
 
     def quota(self, member: int, label: int) -> int:
-        """Return how many updates of a member may have this label; 0 before its admission."""
+        """Return how many updates of a member may have this label; 0 if the member was admitted later."""
         said = self._quotas[member]
         place = bisect_right(said, label, key=_LABEL) - 1
         quota = said[place][1] if place >= 0 else 0
@@ -136,8 +137,8 @@ class Quotas:
     # -- decisions ---------------------------------------------------------------------------------
 
     def admit(self, quota: int, *, begun: bool) -> None:
-        """Add the next member; it is a stranger if `quota` is 0. `begun`: whether updates count in the run
-        already."""
+        """Add the next member; it is a stranger if `quota` is 0. `begun`: whether any update of the run
+        counts already."""
         label, member = self.open_label, len(self._quotas)
         if quota:
             self._quotas.append([(label, quota)])
@@ -159,7 +160,7 @@ class Quotas:
         said.append((label, quota))
 
     def forget(self, member: int) -> None:
-        """Remove a member from the lists of strangers, those with credit and those without."""
+        """Remove a member from the strangers with credit, or from those without."""
         self._proven.discard(member)
         if (place := self._place(member)) is not None:
             del self._unproven[place]
@@ -173,8 +174,9 @@ class Quotas:
         """Open the next label.
 
         `room`: maximum number of updates of all members together. `credit`: returns a member's credit, which
-        can have changed only for `changed` members and for strangers with credit. `begun`: whether updates
-        count in the run already."""
+        can have changed only for `changed` members and for strangers with credit. `begun`: whether any update
+        of the run counts already.
+        """
         shared = {member for member in changed if self._place(member) is not None}
         for member in sorted(shared | self._proven):
             self.forget(member)
@@ -209,12 +211,12 @@ class Quotas:
 def room_left(
     room: int, own: int, quota: int, made: Mapping[int, int], credit: Callable[[int], int], *, begun: bool
 ) -> int:
-    """Return how many more updates the member with number `own` makes with the open label. Further updates
-    would be of no use before the next close.
+    """Return how many more updates the member with number `own` should make with the open label. Further
+    updates would be of no use before the next Close.
 
     `quota` is the quota of `own`, and `made` is the number of updates with this label, keyed by member
-    number. Members without credit together take at most an eighth of the room from others (UNPROVEN_PART), or
-    half of it until the first updates count in the run.
+    number. Members without credit together reduce the room of others by at most an eighth (UNPROVEN_PART), or
+    by half until the first updates of the run count.
     """
     most = room // EPOCHS_AHEAD // OTHERS
     taken = {True: 0, False: 0}

@@ -3,13 +3,13 @@ O5-O8).
 
 The state is a fold over the decisions, in the order of the control feed, with no other input. A decision
 whose conditions do not hold at its position changes nothing, for everybody. This module stores no updates. It
-stores which steps of each feed the closes list, and the factor of each step (`verdicts`). It knows no links,
-no keys and no time.
+stores which steps of each feed are listed by Closes, and the factor of each step (`verdicts`). It knows no
+links, no keys and no time.
 
-Memory grows with the decisions: by 23 bytes for each move of a close, 550 bytes for each feed and 400 bytes
-for each member. The time for a decision grows with its length, the number of its changes and the number of
-strangers with credit (`quotas`). Some decisions also scan, in C, one byte for each move of the feeds or
-epochs that they name.
+Memory grows with the decisions: by 23 bytes for each feed in each Close, 550 bytes for each feed and 400
+bytes for each member. The time for a decision grows with its length, the number of its changes and the number
+of strangers with credit (`quotas`). A Void also scans (in C code) one byte for each of its epochs, or for
+each Close that lists a feed of its members.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from sfprotocol.messages import Feed, RunParameters
 from sfprotocol.verdicts import COUNTED, SKIPPED, NamedSteps
 
 MAX_EPOCHS = (1 << 32) - 1
-"""Maximum number of epochs of a run. Labels have 32 bits, and one number stands for no epoch."""
+"""Maximum number of epochs of a run. Labels have 32 bits, and one of the 32-bit numbers is not used as an
+epoch."""
 
 PACE, PACE_TIME = 1536.0, 2.0
-"""Maximum number of updates that all members together make in a second: PACE, or in large epochs the number
-of one epoch's updates divided by PACE_TIME. An update reaches other members after some 0.2 s; updates made in
-that time are measured at the same weights. In a linear head, where an update takes microseconds, 1,000
-updates measured at the same weights diverge. With the same learning rate, 300 do not diverge
+"""Maximum number of updates that all members together make in a second: PACE, or the usual number of updates
+of an epoch divided by PACE_TIME, whichever is larger. An update reaches other members after some 0.2 s. All
+updates made in that time are measured at the same weights. The training of a linear head, where an update
+takes microseconds, diverges with 1,000 such updates. With 300 of them and the same learning rate, it does not
 (docs/research-log.md)."""
 
 MAX_MEMBERS = 1 << 24
-"""Maximum number of members, and of invitations. The numbers of all feeds then fit 31 bits."""
+"""Maximum number of members, and of invitations. With at most 2^24 members, feed numbers stay below 2^30."""
 
 NEVER = 1 << 32
 """Number that stands for "no epoch" or "no step"; larger than every real one."""
@@ -53,11 +54,12 @@ class Span(NamedTuple):
 
     stop: int
     factor: int
-    """Factor in units of 2^-12; FACTOR_ONE for steps that no seal has judged yet."""
+    """Factor in units of 2^-12; FACTOR_ONE for steps that no Seal has judged yet."""
 
 
 class NamedStop(NamedTuple):
-    """The end of the listed steps of one close, with the tag of the feed's history up to it (SPEC O7)."""
+    """The step at which the listed steps of one feed in one Close end, with the tag of the feed's history up
+    to there (SPEC O7)."""
 
     stop: int
     salt: bytes
@@ -72,7 +74,8 @@ class PublishedInvitation:
     key: bytes
     uses: int
     revoked: int = NEVER
-    """The first epoch label for which all members admitted by it are revoked; NEVER if they are not."""
+    """The first epoch label for which all members admitted by this invitation are revoked; NEVER if the
+    invitation is not revoked."""
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class Member:
 
     @property
     def revoked(self) -> int:
-        """The first epoch label with which the member's updates do not count, unless a close has already
+        """The first epoch label with which the member's updates do not count, unless a Close has already
         listed them; NEVER if the member is not revoked."""
         return min(self.revoked_itself, self.invitation.revoked if self.invitation else NEVER)
 
@@ -121,16 +124,16 @@ class RunState:
         """Whether one of the decisions is unknown to this version, so that the state of the run is unknown
         here."""
         self.sealed = 0
-        """Number of seals; also the first epoch without a seal."""
+        """Number of Seals; also the first epoch without a Seal."""
         self.counted = 0
-        """Number of updates that the seals so far have counted. Each has a factor above 0 and a scalar other
-        than 0."""
+        """Number of updates that count by the Seals so far. Updates that do not change the weights are not
+        included."""
         self.budget = budget
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[PublishedInvitation] = []
         self.checkpoints: list[decisions.Checkpoint] = []
-        """The checkpoints that are still valid, in the order of epochs (SPEC O14)."""
+        """The checkpoints that are usable now, in the order of epochs (SPEC O14)."""
         self.replaced: list[decisions.Bases] = []
         """Published bases that were replaced before their subspace began, in the order of replacement."""
         self._bases = [decisions.Bases(0, bases)] if bases else []
@@ -141,7 +144,7 @@ class RunState:
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
-        """One byte for each epoch: 0 if all listed steps of its close are void, else 1."""
+        """One byte for each epoch: 0 if all listed steps of its Close are void, else 1."""
         self._feeds: dict[int, NamedSteps] = {}
         """The listed steps of each feed that has some, keyed by feed number."""
         self._numbers: dict[int, list[int]] = {}
@@ -150,7 +153,7 @@ class RunState:
         self._epoch_updates = epoch_updates
         self.quotas = quotas.Quotas(self.room)
         self._credits: dict[int, tuple[int, int]] = {}
-        """Cached pairs (credit, number of seals up to which it is valid), keyed by member number."""
+        """Cached pairs (credit, number of Seals up to which it is valid), keyed by member number."""
         self._judged: set[int] = set()
         """Members whose credit may have changed since the open epoch was opened."""
 
@@ -176,8 +179,8 @@ class RunState:
 
     @property
     def promised(self) -> int:
-        """Number of updates that count, plus the updates listed by closes without a seal, most of which will
-        count."""
+        """Number of updates that count, plus the number of updates in Closes without a Seal: most of these
+        will count."""
         return self.counted + sum(closed.updates for closed in self._closes[self.sealed :])
 
     @property
@@ -191,13 +194,14 @@ class RunState:
         return self.counted > 0
 
     def usual_updates(self, most: int) -> int:
-        """Return the usual number of updates of an epoch, zeros included. It is the number in the largest of
-        the last USUAL_OF closes, but at least LEAST_USUAL and at most `most`. Before the first close it is
-        `most`.
+        """Return the usual number of updates of an epoch: the largest number of steps that one of the last
+        USUAL_OF Closes lists, but at least LEAST_USUAL and at most `most`. Before the first Close, the result
+        is `most`.
 
-        Zeros are included because they take room, too. Without them, epochs of a run with many zeros would
-        never grow, and members would wait for every close. The manifest's number of updates of an epoch is no
-        measure: while an organiser searches for a rate, its epochs are far shorter.
+        Steps with the scalar 0 are included, because they use up quotas, too. Without them, the epochs of a
+        run with many such steps would never grow, and members would wait for every Close. The manifest's
+        `epoch_updates` cannot be used in place of this number: while an organiser searches for a rate, epochs
+        are far shorter.
         """
         closes = range(max(0, self.open_epoch - quotas.USUAL_OF), self.open_epoch)
         largest = max((self._closes[epoch].steps for epoch in closes), default=most)
@@ -217,8 +221,8 @@ class RunState:
 
     @property
     def pace(self) -> float:
-        """Maximum number of updates that one member makes in a second. All active members have equal parts of
-        the maximum for all together (see PACE)."""
+        """Maximum number of updates that one member makes in a second. The maximum for all members together
+        (see PACE) is divided equally among those that were active in recent epochs."""
         active = max(
             (len(closed.feeds) for closed in self._closes[-quotas.USUAL_OF :]), default=len(self.members)
         )
@@ -230,13 +234,14 @@ class RunState:
         return self.quotas.incarnation(member, self.open_epoch) == incarnation
 
     def credit(self, member: int) -> int:
-        """Return the number of a member's updates that are applied before a seal has judged them (SPEC O20).
+        """Return a member's credit: how many of its updates are applied before a Seal has judged them (SPEC
+        O20).
 
-        The credit is 0 if the latest recent seal that judged the member has skipped one of its feeds, or
-        counted no update of it that changes the weights. Otherwise it is UNLIMITED for a member whom somebody
-        vouches for. For a stranger it is CREDIT_GROWTH times the largest number of its updates that a recent
-        seal has counted; 0 without such a seal. This number includes zeros, but is at most WITH_ZEROS times
-        the number of other updates.
+        The last RECENT_SEALS Seals are considered. The credit is 0 if the latest of them that judged the
+        member has skipped a feed of the member, or counted no update of the member that changes the weights.
+        Otherwise, the credit is UNLIMITED for a member whom somebody vouches for. For a stranger, it is
+        CREDIT_GROWTH times the largest number of the stranger's updates that one of these Seals has counted;
+        0 if none has counted any. Updates with the scalar 0 are included up to a limit (WITH_ZEROS).
         """
         credit, until = self._credits.get(member, (0, -1))
         if self.sealed > until:
@@ -275,8 +280,8 @@ class RunState:
         return tuple(self._bases)
 
     def bases_upto(self, subspace: int) -> tuple[decisions.Bases, ...]:
-        """Return the published bases of this and earlier subspaces, in order. The last ones are the bases
-        that this subspace uses."""
+        """Return the published bases of this and earlier subspaces, in order. The last item of the result is
+        used by this subspace."""
         return tuple(self._bases[: bisect_right(self._bases, subspace, key=_SUBSPACE)])
 
     def own_bases(self, subspace: int) -> bytes | None:
@@ -341,8 +346,8 @@ class RunState:
         return Feed(self.members[number // decisions.INCARNATIONS].origin, number % decisions.INCARNATIONS)
 
     def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
-        """Return the first step of a feed that is not listed by the close of `epoch` or an earlier one. Forks
-        do not cut below it."""
+        """Return the first step of a feed that is not listed by the Close of `epoch` or an earlier Close. A
+        fork does not cut the feed before this step."""
         return self._steps(feed).stop_at(epoch)
 
     def ended(self, feed: int) -> int:
@@ -351,15 +356,15 @@ class RunState:
         return known.stop if known.ended else NEVER
 
     def named_stops(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[NamedStop]:
-        """Yield, in order, the ends of the steps that each close lists of a feed. Only ends after step
+        """Yield, in order, the ends of a feed's listed steps, one for each Close. Only ends after step
         `above` and up to step `upto` are included."""
         known = self._steps(feed)
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
             yield self._named_stop(known, place)
 
     def named_stop(self, feed: int, held: int) -> NamedStop | None:
-        """Return the last end of a close's listed steps within the first `held` steps of a feed; None if
-        there is none."""
+        """Return the last of the ends that `named_stops` yields within the first `held` steps of a feed; None
+        if there is none."""
         known = self._steps(feed)
         place = bisect_right(known.stops, held) - 1
         return self._named_stop(known, place) if place >= 0 else None
@@ -368,8 +373,8 @@ class RunState:
         return NamedStop(feed.stops[place], self._closes[feed.epochs[place]].salt, feed.tag(place))
 
     def spans(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Span, ...]:
-        """Return the first `held` steps of a feed as spans of equal factor. Steps that the closes of the
-        epochs `recounted` list have factor 1, as if a seal had counted them after all."""
+        """Return the first `held` steps of a feed as spans of equal factor. Steps listed by the Closes of the
+        epochs `recounted` have factor 1, as if a later Seal had counted them."""
         known = self._steps(feed)
         spans: list[Span] = []
         factors = known.factors[:]
@@ -401,27 +406,27 @@ class RunState:
         return (*(spans if not spans or spans[-1].factor else spans[:-1]), Span(held, 0))
 
     def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
-        """Return the first step that is not listed by the close of `epoch` or an earlier one, keyed by feed
+        """Return the first step that is not listed by the Close of `epoch` or an earlier Close, keyed by feed
         number in ascending order. Feeds without listed steps are left out."""
         found = {number: self.named(number, epoch) for number in sorted(self._feeds)}
         return {number: stop for number, stop in found.items() if stop}
 
     def moved(self, epoch: int) -> tuple[int, ...]:
-        """Return the numbers of the feeds that the seal of `epoch` may skip, ascending. The close of `epoch`
-        lists steps of these feeds, and no Amend has removed them."""
+        """Return the numbers of the feeds that the Seal of `epoch` may skip, ascending: those with steps that
+        the Close of `epoch` lists and that no Amend has removed."""
         return tuple(feed for feed in self._closes[epoch].feeds if self._steps(feed).place(epoch) is not None)
 
     def counts(self, feed: int, epoch: int) -> int:
-        """Return the number of a feed's steps that the close of `epoch` lists and that count."""
+        """Return how many of a feed's steps in the Close of `epoch` count."""
         return self._steps(feed).counts(epoch)
 
     def factor(self, feed: int, epoch: int) -> int:
-        """Return the factor of a feed's steps that the close of `epoch` lists, in units of 2^-12; 0 if they
-        do not count or no seal has judged them."""
+        """Return the factor of a feed's steps that the Close of `epoch` lists, in units of 2^-12; 0 if they
+        do not count or no Seal has judged them."""
         return self._steps(feed).factor(epoch)
 
     def counts_of(self, member: int) -> int:
-        """Return how many updates of a member the seals so far have counted."""
+        """Return how many updates of a member the Seals so far have counted."""
         return sum(
             self.counts(number, epoch)
             for number in self._named_of(member)
@@ -429,16 +434,16 @@ class RunState:
         )
 
     def epochs_of(self, member: int) -> int:
-        """Return the number of epochs whose closes list updates of a member."""
+        """Return the number of epochs whose Closes list updates of a member."""
         return len({epoch for number in self._named_of(member) for epoch in self._feeds[number].epochs})
 
     def closed_updates(self, epoch: int) -> int:
-        """Return how many of the updates listed by the close of `epoch` change the weights."""
+        """Return how many of the updates listed by the Close of `epoch` change the weights."""
         return self._closes[epoch].updates
 
     def is_skipped(self, named: decisions.Recount) -> bool:
-        """Return whether a seal may recount these steps. The seal of their own epoch must have skipped them,
-        and no later decision may have changed that."""
+        """Return whether a Seal may recount these steps: the Seal of their own epoch has skipped them, and no
+        later decision has changed their verdict."""
         return self._steps(named.feed).verdict(named.epoch) == SKIPPED
 
     def skipped(self, member: int) -> list[decisions.Recount]:
@@ -558,8 +563,8 @@ class RunState:
         return {*feeds, *(recount.feed for recount in seal.recounted), *self._expiring(seal.epoch)}
 
     def _expiring(self, sealed: int) -> Iterator[int]:
-        """Return the numbers of the feeds of strangers whose credit may end with the seal of epoch `sealed`,
-        because the seal that it was computed from is now too old."""
+        """Return the numbers of the feeds of strangers whose credit may end with the Seal of epoch `sealed`,
+        because the Seal that it was computed from is now too old."""
         oldest = sealed - quotas.RECENT_SEALS
         feeds = self._closes[oldest].feeds if oldest >= 0 else ()
         return (feed for feed in feeds if self.quotas.is_stranger(feed // decisions.INCARNATIONS))
@@ -663,8 +668,8 @@ def multiplier(rate: int, factor: int, unit: int = decisions.UNIT_ONE) -> int:
 
 
 def named_digest(run_id: bytes, heads: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """Return the digest of all listed steps (SPEC O10); 32 bytes. `heads` are (feed number, number of listed
-    steps, chain hash after them) of every feed, in the order of numbers."""
+    """Return the digest of all listed steps (SPEC O10); 32 bytes. `heads` has an item for every feed, in the
+    order of feed numbers: (feed number, number of listed steps, chain hash after the listed steps)."""
     records = (
         number.to_bytes(4, "big") + stop.to_bytes(8, "big") + chain for number, stop, chain in heads if stop
     )

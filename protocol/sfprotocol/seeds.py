@@ -2,7 +2,7 @@
 
 SplitMix64 used as a counter-based generator: value k of a key is `mix64(key + (k + 1) * GOLDEN)`, all
 arithmetic modulo 2**64. All operations are on integers, so that the result is the same on every machine. The
-generators of numpy and torch do not promise that and are not used in shared state.
+generators of numpy and torch do not promise equal results on all machines, and are not used for shared state.
 
 All arrays are numpy uint64 unless a docstring says otherwise.
 """
@@ -24,13 +24,15 @@ I64 = NDArray[np.int64]
 
 
 BASIS_ONE = 8
-"""Entry that stands for 1 in bases of the kinds `published` and `features` (SPEC R10, R12)."""
+"""Integer entry that stands for 1 in bases of the kinds `published` and `features`: such bases are divided by
+BASIS_ONE (SPEC R10, R12)."""
 
 MOST_ENTRY = 127
-"""Maximum magnitude of an entry of bases of the kinds `published` and `features`."""
+"""Maximum magnitude of an integer entry of bases of the kinds `published` and `features`."""
 
 BIAS = 4096
-"""Magnitude of the dot product of the mean row and each column of V in a `features` basis (SPEC R12)."""
+"""Magnitude of the dot product of the mean feature vector and each column of V in a `features` basis (SPEC
+R12)."""
 
 
 class Coordinates(NamedTuple):
@@ -46,7 +48,7 @@ class Coordinates(NamedTuple):
 
 
 def mix64(values: U64) -> U64:
-    """Return SplitMix64's finaliser of each value (Steele, Lea, Flood 2014; SPEC R1)."""
+    """Apply the finaliser of SplitMix64 to each value (Steele, Lea, Flood 2014; SPEC R1)."""
     return _mix64_in_place(values.copy())
 
 
@@ -82,7 +84,8 @@ def update_seeds(key: int, first_step: int, count: int) -> U64:
 
 
 def coordinates(seeds: U64, layers: int, rank: int) -> Coordinates:
-    """Return the coordinates that the updates with these seeds touch, and the signs (SPEC R6).
+    """Return the core entry that each update with one of these seeds touches in each layer, and its sign
+    (SPEC R6).
 
     Layer l of an update reads value l of the stream keyed by its seed: bits 0.. give the row, bits 24..
     the column (rank is a power of two, at most 2**16), bit 63 the sign (set means -1).
@@ -130,8 +133,9 @@ def scaled_signs(
 ) -> NDArray[np.int8]:
     """Return V of the `features` basis (SPEC R12): (features, rank) int8.
 
-    Each column is random signs times `scales`, (features,), plus a multiple of `means`, (features,). The
-    multiple makes the product of the mean row and the column BIAS or -BIAS, up to rounding.
+    Each column is random signs times `scales`, (features,), plus a multiple of the mean feature vector
+    `means`, (features,). With this multiple, the dot product of `means` and the column is BIAS or -BIAS, up
+    to rounding.
     """
     signs = basis_signs(run_id, subspace, layer, "V", len(scales), rank).astype(np.int64)
     wanted = BIAS * basis_signs(run_id, subspace, layer, "B", 1, rank).astype(np.int64)  # (1, rank)
@@ -153,8 +157,9 @@ def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
 def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64, I64]:
     """Return the classes of a balanced mini-batch, and the number of each row within its class (SPEC R8).
 
-    `sizes`: number of rows of each class, not all 0. The classes that have rows take turns, in an order drawn
-    from a stream of the seed. Rows are drawn with replacement. Both results have shape (batch_size,).
+    `sizes`: number of rows of each class, not all 0. The mini-batch takes one row of each class in turn,
+    leaving out classes without rows. The order of classes is drawn from a stream of the seed. Rows are drawn
+    with replacement. Both results have shape (batch_size,).
     """
     present = np.flatnonzero(sizes)
     order = present[np.argsort(stream(_purpose_key(seed, b"order"), 0, len(present)))]
@@ -164,16 +169,18 @@ def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64
 
 
 def token_keys(seed: int, prompts: int) -> U64:
-    """Return one key for each prompt of the update with this seed, with which the prompt's answer is drawn
-    (SPEC R11): the first values of the stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
+    """Return one key for each prompt of the update with this seed (SPEC R11). The random numbers that draw
+    the tokens of the prompt's answer follow from this key. The keys are the first values of the stream keyed
+    by `mix64(seed XOR "tokens")`; shape (prompts,)."""
     return stream(_purpose_key(seed, b"tokens"), 0, prompts)
 
 
 def token_draws(keys: U64, places: I64) -> U64:
-    """Return, for each key, the random number that draws the token at the given position (`places`) of its
-    answer, counted from 0 (SPEC R11).
+    """Return one random number for each key: it draws the token of that key's answer at the position in
+    `places`, counted from 0 (SPEC R11).
 
-    It is the upper 31 bits of value `place` of the key's stream. Both arrays have the shape of the result.
+    With position p, the number is the upper 31 bits of value p of the key's stream. `keys`, `places` and the
+    result have the same shape.
     """
     counters = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     return _mix64_in_place(keys + counters) >> np.uint64(33)

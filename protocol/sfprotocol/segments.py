@@ -1,7 +1,7 @@
-"""Segments as values: their maximum size; splitting, merging and joining (SPEC S4, S6).
+"""Operations on segments as plain values: splitting, merging and joining them (SPEC S4, S6).
 
-Pure functions on signed updates, shared by the store, the simulated disk and the protocol machine. They
-verify nothing (validation does) and know no log.
+Pure functions, shared by the store, the simulated disk and the protocol machine. They verify no signature
+(`validation` does that) and read no log.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sfprotocol.messages import EpochScalars, Form, Segment
 
 
 class MissingStepsError(ValueError):
-    """The segments to be joined are not consecutive, or do not contain the first step asked for."""
+    """Error of `join`: the segments are not consecutive, or do not contain the first step of the result."""
 
 
 def size_of(parts: Iterable[EpochScalars]) -> int:
-    """Return the total number of scalars of these updates. Each update has one scalar, or one for every
-    cell."""
+    """Return the total number of scalars of these updates. Each update has one scalar, or in a first-order
+    run one for every cell."""
     told = [part.scalars for part in parts if part.scalars]
     return sum(map(len, told)) * (cells_of(told[0][0]) or 1) if told else 0
 
 
 def most_updates(parts: Sequence[EpochScalars]) -> int:
-    """Return how many updates like these fit one Segment. The result assumes 2-byte scalars, so that it also
-    holds for 1-byte scalars."""
+    """Return how many updates of the form of these `parts` fit one Segment. Scalars are assumed to have 2
+    bytes; 1-byte scalars fit all the more."""
     return Form(2, cells_of(parts[0].scalars[0])).segment_updates
 
 
@@ -57,12 +57,14 @@ def first_updates(parts: Iterable[EpochScalars], count: int) -> tuple[EpochScala
 
 
 def without_front(segment: Segment, step: int) -> Segment:
-    """Return `segment` from `step` on; its signature still vouches for the rest (SPEC S6)."""
+    """Return `segment` without the updates before `step`. Its signature still vouches for the remaining
+    updates (SPEC S6)."""
     return replace(segment, first=step, parts=drop_updates(segment.parts, step - segment.first))
 
 
 def merge(parts: Iterable[EpochScalars]) -> tuple[EpochScalars, ...]:
-    """Return the same updates in the same order, with neighbours of one epoch in one part (SPEC S4)."""
+    """Return the same updates in the same order, but with adjacent parts of the same epoch merged into one
+    part (SPEC S4)."""
     return tuple(
         EpochScalars(epoch, tuple(chain.from_iterable(part.scalars for part in group)))
         for epoch, group in groupby(parts, key=attrgetter("epoch"))
@@ -73,9 +75,9 @@ def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:
     """Return one segment of at most `max_updates` updates from step `first` on (SPEC S6).
 
     `segments` are consecutive, and the first of them contains step `first`. They are read only as far as
-    needed. The result ends at the end of one of the segments, because signatures exist only there. A first
-    segment with more than `max_updates` is not cut. The hop count is 0. Raises MissingStepsError if a step is
-    missing.
+    needed. The result ends where one of the segments ends, because signatures exist only there. So if the
+    first segment alone exceeds `max_updates`, the result does, too. The hop count of the result is 0. Raises
+    MissingStepsError if a step is missing.
     """
     taken: list[Segment] = []
     for segment in segments:

@@ -1,13 +1,13 @@
 """Chain hashes and Ed25519 signatures of feeds, and proofs of work (SPEC S1-S7, O13).
 
 Every update extends its feed's hash chain; an origin signs the chain head after the last update of a segment.
-The head commits to the run, the origin, the incarnation and every (step, epoch, scalar) since genesis, so one
-signature vouches for all updates of the feed before it, and updates of a fork cannot be verified as the
-continuation of another history.
+The chain head commits to the run, the origin, the incarnation and every (step, epoch, scalar) since the empty
+feed. So one signature vouches for all earlier updates of the feed. The signature of one branch of a fork does
+not verify for the other branch.
 
-A proof of work is a number for which the hash of run, origin and number is small. In an organised run the
-number is the nonce of a join request. In an open run it is a feed's incarnation, so that the feed's name is
-its proof.
+A proof of work is a number for which the hash of run id, origin and number (the proof-of-work hash) is small.
+In an organised run the number is the nonce of a join request. In an open run it is a feed's incarnation, so
+that the feed's name is its proof.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _label = struct.Struct(">I").pack
 
 
 def genesis(run_id: bytes, feed: Feed) -> bytes:
-    """Return the chain hash of an empty feed (SPEC S1); 32 bytes."""
+    """Return the chain hash of the feed before its first update (SPEC S1); 32 bytes."""
     name = run_id + feed.origin + feed.incarnation.to_bytes(8, "big")
     return hashlib.blake2b(name, digest_size=32, person=_CHAIN).digest()
 
@@ -71,14 +71,14 @@ def head_message(run_id: bytes, feed: Feed, stop: int, chain: bytes) -> bytes:
 
 
 def sound(origin: bytes) -> bool:
-    """Return whether this key is safe to use: all implementations of Ed25519 treat it alike, and not
-    everybody can sign for it (SPEC S5)."""
+    """Return whether this public key may be used: all implementations of Ed25519 agree on its signatures, and
+    nobody can sign for it without the private key (SPEC S5)."""
     y = int.from_bytes(origin, "little") & ((1 << 255) - 1)
     return y < _PRIME and y not in _WEAK
 
 
 def verifies(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
-    """Return whether `signature` is the origin's over this chain head (SPEC S5)."""
+    """Return whether `signature` is the origin's valid signature over this chain head (SPEC S5)."""
     return signed_by(feed.origin, head_message(run_id, feed, stop, chain), signature)
 
 
@@ -107,21 +107,21 @@ def signed_by(origin: bytes, message: bytes, signature: bytes) -> bool:
 
 
 WORK_BITS = 256
-"""Number of bits of the hash of a proof of work."""
+"""Number of bits of a proof-of-work hash."""
 
 _WORK = b"sfnode-work"
 _ASK_EVERY = 4096
-"""Number of hashes between two checks for an interruption. That many hashes take some milliseconds."""
+"""Number of hashes computed between two calls of `interrupted`. They take some milliseconds."""
 
 
 def work(run_id: bytes, origin: bytes, number: int) -> int:
-    """Return the hash of a number as an integer. A smaller hash took more work to find."""
+    """Return the proof-of-work hash of a number, as an integer. A smaller hash takes more work to find."""
     named = run_id + origin + number.to_bytes(8, "big")
     return int.from_bytes(hashlib.blake2b(named, digest_size=WORK_BITS // 8, person=_WORK).digest(), "big")
 
 
 def work_bound(bits: int) -> int:
-    """Return the exclusive upper bound of works with `bits` leading zero bits."""
+    """Return the number below which a proof-of-work hash has at least `bits` leading zero bits."""
     return 1 << (WORK_BITS - bits)
 
 
@@ -132,7 +132,8 @@ def solutions(
     numbers: Iterable[int],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield those of `numbers` whose work is less than `below`, until `interrupted` returns True."""
+    """Yield those of `numbers` whose proof-of-work hash is less than `below`, until `interrupted` returns
+    True."""
     begun = hashlib.blake2b(run_id + origin, digest_size=WORK_BITS // 8, person=_WORK)
     threshold = min(below, (1 << WORK_BITS) - 1).to_bytes(WORK_BITS // 8, "big")
     for tried, number in enumerate(numbers):

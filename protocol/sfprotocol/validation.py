@@ -1,7 +1,7 @@
 """Validation of segments, by content and then by signature (SPEC U3-U6, S4, S5, O6, E4).
 
-The result depends only on the run, the known part of the feed, and the segment. It never depends on the link,
-the time or other feeds, so that all nodes judge alike. Cheap checks come first.
+The result depends only on the run, the stored updates of the feed, and the segment. It never depends on the
+link, the time or other feeds, so that all nodes judge alike. Cheap checks come first.
 
 In an organised run it also depends on the decisions so far, which determine how many updates of a feed may be
 held, and of which history. The order of arrival does not matter: a segment that is refused now may be held
@@ -27,8 +27,8 @@ from sfprotocol.signing import Verify, extend
 
 def early(run_state: RunState, states: Sequence[FeedState], segment: Segment) -> bool:
     """Return whether decisions for this segment are missing here, so that it must be requested again later.
-    This is so if a label is of an epoch that is not open yet, or if no origin of the `states` with the
-    segment's key is a member."""
+    That is the case if the segment has a label of an epoch that is not open yet (unless Closes list its first
+    step), or if its origin is no member. `states` are the feeds with the segment's key."""
     strangers = all(run_state.member(state.feed.origin) is None for state in states)
     unopened = segment.parts[-1].epoch > run_state.open_epoch
     named = any(segment.first < state.named for state in states)
@@ -38,8 +38,7 @@ def early(run_state: RunState, states: Sequence[FeedState], segment: Segment) ->
 def label_fault(run_state: RunState, state: FeedState, segment: Segment) -> str | None:
     """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing.
 
-    No honest node makes a segment that breaks a rule, whatever decisions it has. (A segment is `early` if
-    decisions are missing here.)
+    If the segment is not `early`, a broken rule means that no honest node has made the segment.
     """
     number = run_state.number(state.feed)
     if number is None:
@@ -64,7 +63,8 @@ def refused(
     run_state: RunState, number: int, base: Base, parts: Iterable[EpochScalars], named: int
 ) -> Refused | None:
     """Return the first update in `parts`, which follow `base`, that may not be held because of its label;
-    None if all may be held. Updates before step `named` may always be held, as closes list them."""
+    None if all may be held. Updates before step `named` may always be held, because Closes list them. `base`
+    describes the end of the feed before `parts`."""
     member, incarnation = divmod(number, INCARNATIONS)
     step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, run_state.quotas
     for part in parts:
@@ -87,8 +87,9 @@ def refused(
 
 
 def countable(run_state: RunState | None, state: FeedState, segment: Segment) -> int:
-    """Return how many updates of `segment`, which continues `state`, come before the first update that may
-    not be held or has a label for which its origin is revoked. Listed updates always count."""
+    """Return how many updates of `segment`, which continues `state`, may count, from its first update on. The
+    next update after these may not be held, or has a label for which its origin is revoked. Listed updates
+    may always count."""
     number = run_state.number(state.feed) if run_state else None
     if run_state is None or number is None:
         return segment.count
@@ -110,16 +111,17 @@ def labelled_after(state: FeedState, parts: Iterable[EpochScalars]) -> int:
 
 
 def tag(salt: bytes, chain: bytes) -> bytes:
-    """Return the tag of a history that ends with this chain hash, in the close with this salt (SPEC O7)."""
+    """Return the tag of a history that ends with this chain hash, in the Close with this salt (SPEC O7)."""
     return hashlib.blake2b(salt + chain, digest_size=32).digest()[:TAG_BYTES]
 
 
 def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) -> bool:
-    """Return whether `segment`, which continues `state`, belongs to the history that closes list. A segment
+    """Return whether `segment`, which continues `state`, belongs to the history that Closes list. A segment
     has at most `most` updates.
 
-    A segment of a forked feed must reach the next listed end, and must not end between two listed ends,
-    unless no longer segment is possible. Between two listed ends the two histories cannot be told apart.
+    A listed end is the last step of a feed in some Close; the Close's tag identifies the history up to there.
+    So for a forked feed, the segment must reach a listed end, and must not end between two listed ends,
+    unless the segment has more than half of `most` updates.
     """
     number = run_state.number(state.feed)
     if number is None or state.next >= state.named:
@@ -137,16 +139,16 @@ def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) 
 
 
 class Verified(NamedTuple):
-    """The part of a segment that is new, with its origin's signature checked."""
+    """The new updates of a segment, whose signature is valid."""
 
     segment: Segment
-    """All updates from the first new one to the end, because the signature can be verified only with all of
-    them."""
+    """All updates of the segment from the first new one on, because the signature can be verified only with
+    all of them."""
     chain: bytes
     """The chain head after the segment."""
     counted: int
-    """Number of its updates that count. Updates after a cut do not count, nor do updates with a revoked
-    label."""
+    """Number of the segment's first updates that count. Updates after a cut do not count, and neither do
+    those with a label for which the origin is revoked."""
     counted_chain: bytes
     """The chain head after the updates that count."""
 
@@ -177,8 +179,8 @@ def fault(
 
 
 def _fault_of_values(run: RunParameters, told: tuple[Values, ...]) -> str | None:
-    """Return the rule that these values break, or None. Messages always have the right form; files may
-    not."""
+    """Return the rule that these values break, or None. Messages always have the right form, but updates read
+    from files may not."""
     cells = {cells_of(values) for values in told} if run.cells else set(map(type, told))
     if cells != {run.cells or int}:
         return "U11: an update of another form"
@@ -198,8 +200,8 @@ def verify(
 ) -> Verified | None:
     """Return the part of `segment` that is new to `state`.
 
-    Return None if no update of it is due, it breaks a rule, its signature is not valid for this history, or
-    the history is not the one that a cut has left.
+    Return None if the segment is not due, breaks a rule, has no valid signature for this history, or
+    continues another history than the one that a fork proof or the listed steps have settled.
     """
     if not due(state, segment):
         return None

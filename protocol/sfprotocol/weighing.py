@@ -1,4 +1,5 @@
-"""Weights of updates, as values that another thread may keep and compare (SPEC O8).
+"""Weights of updates (the multipliers of their scalars), as values that another thread may keep and compare
+(SPEC O8).
 
 `RunState` changes with every decision. The code that sums updates therefore keeps the weights that it has
 used, so that it can later subtract exactly what it has added. Pure values and functions; no updates are
@@ -39,7 +40,8 @@ class Rates(NamedTuple):
     def hold_in(self, later: Rates) -> bool:
         """Return whether all updates made so far have the same rates in `later`.
 
-        A seal only sets rates of later epochs. So the answer is False only after decisions were dropped.
+        Seals only set rates of epochs that are not open yet. So the result is False only if decisions were
+        dropped in between.
         """
         if self.table is later.table:
             return True
@@ -49,7 +51,7 @@ class Rates(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The steps of one feed that count, with their factors and rates."""
+    """The first steps of one feed, with the factors and rates with which they count."""
 
     spans: tuple[Span, ...]
     """Factors of the feed's first steps."""
@@ -58,8 +60,8 @@ class Counted(NamedTuple):
 
     def weight(self, label: int, factor: int, values: Values = 1) -> int:
         """Return the multiplier of an update's scalars. In an organised run it is in units of 2^-32; in an
-        open run it is 1, or 0 if the factor is 0. It depends on the update's `values` in first-order runs
-        only."""
+        open run it is 1, or 0 if the factor is 0. The multiplier depends on the update's `values` in
+        first-order runs only."""
         if self.rates is None:
             return 1 if factor else 0
         rate = self.rates.of_label(label)
@@ -77,20 +79,20 @@ def once(steps: int) -> Counted:
 
 
 def named(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
-    """Return how the steps listed by the close of `epoch` and earlier ones count now, keyed by feed."""
+    """Return how the steps listed by the Close of `epoch` and earlier Closes count now, keyed by feed."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch)
     return {run_state.feed(feed): Counted(run_state.spans(feed, stop), rates) for feed, stop in stops.items()}
 
 
 def made(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
-    """Return all steps listed by the close of `epoch` and earlier ones, keyed by feed, as if every seal
-    counted them with factor 1."""
+    """Return the Counted of each feed as if every step listed by the Close of `epoch` or an earlier Close
+    counted with factor 1."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch) if epoch >= 0 else {}
     return {run_state.feed(feed): Counted((Span(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
 
 
 def live(run_state: RunState, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
-    """Return how the first `held[feed]` updates of each member's feed count now for a node that makes
+    """Return how the first `held[feed]` updates of each feed of a member count now at a node that makes
     updates, keyed by feed (SPEC O8)."""
     rates, numbers = Rates.of(run_state), {feed: run_state.number(feed) for feed in held}
     return {
@@ -112,13 +114,14 @@ class Difference(NamedTuple):
 
 
 def counts_alike(before: Mapping[Feed, Counted], now: Mapping[Feed, Counted]) -> bool:
-    """Return whether every update of these feeds has the same weight in both states."""
+    """Return whether no update of these feeds changes its weight from the state `before` to the state
+    `now`."""
     feeds = before.keys() | now.keys()
     return not any(list(differences(before.get(f, NOTHING), now.get(f, NOTHING))) for f in feeds)
 
 
 def differences(before: Counted, now: Counted) -> Iterator[Difference]:
-    """Yield the steps of a feed whose weight may differ between the two states, in order."""
+    """Yield the steps of a feed whose weight may differ between the states `before` and `now`, in order."""
     same_rates = before.rates is None or now.rates is None or before.rates.hold_in(now.rates)
     one = other = first = 0
     while one < len(before.spans) or other < len(now.spans):
@@ -131,24 +134,25 @@ def differences(before: Counted, now: Counted) -> Iterator[Difference]:
 
 
 WORTH_ONE = 10**9
-"""A worth of one nat, in units of 10^-9."""
+"""A worth of one nat, in the unit of worths, which is 10^-9 nats."""
 
 
 class Sum(NamedTuple):
-    """Summed worth of a member."""
+    """Sum of the worths of one member's updates."""
 
     worth: int = 0
-    """Nats by which its updates have lowered the validation loss, in units of 10^-9."""
+    """Decrease of the validation loss by the member's updates, in units of 10^-9 nats."""
     updates: int = 0
-    """Number of its updates that count and whose worth was measured."""
+    """Number of the member's updates that count and whose worth was measured."""
 
 
 def worths(run_state: RunState, said: Iterable[Worth]) -> dict[int, Sum]:
-    """Return the summed worth of each member with measured updates that count, keyed by member number (SPEC
-    O16). `run_state` is the state after all decisions; `said` are the Worths among them, in order.
+    """Return the Sum of each member with measured updates that count, keyed by member number (SPEC O16).
+    `run_state` is the state after all decisions; `said` are the Worth decisions, in order.
 
     The result is a sum of integers, so that equal decisions give equal sums. How worths are measured is up to
-    the organiser."""
+    the organiser.
+    """
     seen: set[tuple[int, int]] = set()
     sums: dict[int, Sum] = {}
     for worth in said:

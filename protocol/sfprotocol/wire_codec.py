@@ -1,7 +1,8 @@
-"""Messages to bytes and back: canonical MessagePack, positional arrays (SPEC C1-C9).
+"""Encoding and decoding of messages: canonical MessagePack, positional arrays (SPEC C1-C9).
 
-Strict on purpose: bytes that do not re-encode to themselves are refused. So each message has exactly one
-encoding, and nothing can be smuggled in a second one. The transport adds the length prefix (framing).
+Decoding is strict: bytes are refused if encoding the decoded message does not give the same bytes. So each
+message has exactly one valid encoding, and nobody can hide data in the choice between several. The transport
+adds the length prefix (framing).
 """
 
 from __future__ import annotations
@@ -42,34 +43,36 @@ from sfprotocol.fields import text_fault as faulty_name
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 MAX_FRAME = 256 * 1024
-"""Maximum size of an encoded message, and so of a frame, in bytes (SPEC F1). A full Summary page, a full
-Segment and a manifest (192 KiB) fit. A node with 12 links buffers at most a few MiB."""
+"""Maximum size of an encoded message, and so of a frame, in bytes (SPEC F1). A Summary with MAX_ENTRIES
+entries, a Segment with the maximum number of updates and a manifest (192 KiB) each fit. A node with 12 links
+buffers at most a few MiB."""
 
 LENGTH_BYTES = 3
 """Bytes of the length prefix of a frame on a stream, big-endian (SPEC F1)."""
 
 MAX_ENTRIES = 4096
-"""Maximum number of entries of one message. With at most 50 bytes each, a full page stays below MAX_FRAME."""
+"""Maximum number of entries of one message. As an entry has at most 50 bytes, a message with this number of
+them stays below MAX_FRAME."""
 
 MAX_TAIL = 64
-"""Maximum number of decisions in a Statement. These are one proposal, and one election for each organiser
-that fell silent before the proposal was decided."""
+"""Maximum number of undecided decisions in a Statement. They are one proposal, and one election for each
+organiser that fell silent before the proposal was decided."""
 
 MAX_REASON = 200
-"""Maximum size of a Goodbye's reason, in bytes: a sentence."""
+"""Maximum size of the reason in a Goodbye, in bytes. A sentence fits."""
 
 MAX_PART_BYTES = 192 * 1024
 """Maximum size of the data in a PartReply, in bytes (SPEC B3). A piece of a base model takes six replies."""
 
 _FORMATS = {1: "b", 2: "h"}
 _BOUNDS = {"max_array_len": MAX_SEGMENT_UPDATES, "max_map_len": 0, "max_ext_len": 0}
-"""Bounds for the unpacker, which allocates an announced array before it has seen one element."""
+"""Bounds for the unpacker: it allocates an array as soon as it has read the array's announced length."""
 
 
 def encode(message: messages.Message, scalar_bytes: int = 2, cells: int = 0) -> bytes:
     """Return the one encoding of `message` in a run of this form (`messages.Form`).
 
-    Raises LocalProtocolError if the peer could not decode it.
+    Raises LocalProtocolError if a peer would refuse the encoding.
     """
     kind, form = _KIND_OF[type(message)], messages.Form(scalar_bytes, cells)
     values = [kind, *_messages(form)[kind].write(message)]
@@ -86,7 +89,7 @@ def encode(message: messages.Message, scalar_bytes: int = 2, cells: int = 0) -> 
 def decode(data: bytes, scalar_bytes: int = 2, cells: int = 0) -> messages.Message:
     """Return the message that `data` encodes in a run of this form.
 
-    Raises RemoteProtocolError (C rules) if `data` encodes no message.
+    Raises RemoteProtocolError with the broken C rule if `data` is not the encoding of a message.
     """
     if len(data) > MAX_FRAME:
         raise RemoteProtocolError("C1", f"{len(data)} bytes exceed the largest frame")
@@ -108,7 +111,7 @@ def _build(values: Any, form: messages.Form) -> messages.Message:
 
 
 def pack_scalars(scalars: tuple[Values, ...], form: messages.Form) -> bytes:
-    """Return the scalars of updates as fixed-width big-endian two's complement (SPEC C6)."""
+    """Return the scalars of updates as bytes: big-endian two's complement of fixed width (SPEC C6)."""
     count = len(scalars) * (form.cells or 1)
     try:
         return struct.pack(f">{count}{_FORMATS[form.scalar_bytes]}", *flat(scalars))
@@ -117,8 +120,8 @@ def pack_scalars(scalars: tuple[Values, ...], form: messages.Form) -> bytes:
 
 
 def unpack_scalars(data: bytes, form: messages.Form) -> tuple[Values, ...]:
-    """Return the scalars of the updates that `pack_scalars` has packed. The caller has checked that the
-    length is a multiple of the width."""
+    """Return the scalars of the updates that `pack_scalars` has packed into `data`. The caller has checked
+    that the length of `data` is a multiple of the size of one update."""
     every = struct.unpack(f">{len(data) // form.scalar_bytes}{_FORMATS[form.scalar_bytes]}", data)
     return tuple(batched(every, form.cells)) if form.cells else every
 

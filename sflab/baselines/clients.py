@@ -1,4 +1,4 @@
-"""N clients, each with its own vector: the part that all baselines share.
+"""Base of all baselines: N clients, each with its own vector.
 
 A method adds a client's local step and the messages of a round.
 """

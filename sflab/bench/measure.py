@@ -1,10 +1,10 @@
 """Times three candidates: our step, plain forward passes with as many rows, and MeZO's step in place.
 
-All use the same model, the same mini-batch and the same output positions. They take turns in one process, so
-a disturbance of the machine affects them alike. The order changes from turn to turn, so that no candidate
-always follows the same other one. Medians are compared. On a CPU that other programs also use, candidates
-have one thread and only its CPU seconds count: the times of threads that wait for each other would mean
-nothing.
+All candidates use the same model, the same mini-batch and the same output positions. They take turns in one
+process, so a disturbance of the machine affects them alike. The order changes from turn to turn, so that no
+candidate always follows the same other one. Medians are compared. On a CPU that other programs also use,
+candidates have one thread and only its CPU seconds count: the times of threads that wait for each other would
+mean nothing.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ MEZO_MATRICES = "MeZO, same matrices"
 MEZO_ALL = "MeZO, all parameters"
 
 WARM_UPS = 2
-"""Number of turns that are discarded. The first allocates and compiles. The second warms the caches."""
+"""Number of turns that are discarded: the first allocates memory and compiles, the second warms the
+caches."""
 
 STRIDE = 7
-"""Step through the list of all orders of the candidates. A prime step visits all of them."""
+"""Increment from turn to turn in the list of all orders of the candidates. As it is prime, every order has
+its turn."""
 
 RATE = 1e-9
-"""MeZO's learning rate: its time does not depend on it, and the weights should hardly change."""
+"""MeZO's learning rate. The time of a step does not depend on it, and the weights should hardly change."""
 
 PAST_UPDATES = 64
 """Number of updates that are applied while memory is measured."""
@@ -91,8 +93,8 @@ def share(add_seconds: float, fold_seconds: float, step_seconds: float) -> float
 
 
 def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> BenchCase:
-    """Make a step of `queries` mini-batches of `size` rows. Each mini-batch has one update, or a group of
-    updates."""
+    """Return the inputs of one step: `queries` mini-batches of `size` rows each. A mini-batch is for one
+    update, or for a group of updates."""
     together = subject.manifest.training.batch_updates
     seeds = update_seeds(1, 0, queries * together).tolist()
     batches = [subject.mini_batch([seed], size) for seed in seeds[::together]]

@@ -39,9 +39,10 @@ def measure_together(
     """Time steps of `queries` mini-batches, for each of `sizes`, on all devices together and on each device
     alone.
 
-    These contestants take turns, and are timed by the wall clock. Every contestant measures the same batches
-    as a node, with the same replicas. A device alone does the whole step. Replicas on a CPU share its
-    threads, so the first replica is also timed with all threads. Raises UserError MODEL_* and DEVICE.
+    All devices together and each device alone are the contestants. They take turns, and are timed by the wall
+    clock. Every contestant measures the same batches as a node, with the same replicas. A device alone does
+    the whole step. Replicas on a CPU share its threads, so the first replica is also timed with all threads.
+    Raises UserError MODEL_* and DEVICE.
     """
     together = subject.manifest.training.batch_updates
     threads = torch.get_num_threads()

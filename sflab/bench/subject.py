@@ -198,8 +198,8 @@ def _training(numbers: Training, wanted: SubjectSpec) -> Training:
 
 
 def _synthetic(tokens: int, classes: int) -> Task:
-    """Return a task on texts of token numbers. It has two answers of one token each or, for an encoder,
-    `classes` classes."""
+    """Return a task for rows whose text is a list of token numbers. The task has two answers of one token
+    each or, for an encoder, `classes` classes."""
     room = max(tokens + 1, LEAST_ROOM)
     if classes:
         names = {str(label): str(label) for label in range(classes)}

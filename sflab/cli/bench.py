@@ -18,11 +18,11 @@ from sfnode.schema.results import BatchResult, BenchResult, TogetherResult
 from sfnode.tasks.presets import DEFAULT_MODEL
 
 BATCHES = (1, 4, 16)
-"""Default batch sizes: a single row, the size that MeZO usually has on a volunteer's machine, and one that
-fills a processor."""
+"""Default batch sizes, in rows: the smallest, a usual one on a volunteer's machine, and one that keeps a
+processor busy."""
 
 MOST_TOKENS = 65_535
-"""Maximum number of tokens of a prompt. With its answer it then reaches the largest max_tokens of a task."""
+"""Maximum number of tokens of a random prompt: the largest max_tokens that a task may have."""
 
 
 @click.command

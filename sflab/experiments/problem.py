@@ -124,7 +124,7 @@ def manifest_of(cell: Cell) -> Manifest:
     """Return the manifest of the simulated run, with the cell's name.
 
     With the option `organised`, the run is organised and its key is `organiser_key`. Raises UserError as
-    `manifest.build`.
+    `manifest.build` does.
     """
     problem, network = cell.problem, cell.network
     a_step = math.ceil(network.clients * (1 + network.speeds) / 2) * max(1, cell.group)

@@ -23,7 +23,7 @@ END = {
     *("score", "loss", "base_score", "base_loss", "consensus"),
     *("bytes_per_edge", "bytes_total", "example_forwards", "seconds"),
 }
-"""Values that every finished cell has."""
+"""End values that every finished cell has."""
 
 
 class CellPoint(NamedTuple):

@@ -1,8 +1,8 @@
 """Runs one cell: steps, communication, evaluations, results as JSON lines, and restarts.
 
 The results of a cell are lines in `<name>.jsonl`. An unfinished cell continues from `<name>.state` after a
-kill. The state also has the size of the results file at that time. Lines beyond that size are written again,
-with the same values.
+kill. The state includes the size of the results file when the state was saved. After a restart, lines beyond
+that size are written again, with the same values.
 """
 
 from __future__ import annotations
@@ -203,12 +203,12 @@ class _Run:
         self._results, self._state = folder / f"{cell.name}.jsonl", folder / f"{cell.name}.state"
         self._file: IO[bytes] | None = None
         self._before = 0.0
-        """Seconds that earlier processes spent on the restored state."""
+        """Seconds that earlier processes spent on the cell until the restored state was saved."""
         self._began = time.monotonic()
         self._save_at = self._began + SAVE_EVERY
 
     def begin(self) -> None:
-        """Begin, or continue from the state if there is one."""
+        """Begin the cell, or continue it from the saved state if there is one."""
         with disk_faults(self._results):
             size = self._restore() if self._state.exists() else 0
             self._file = self._results.open("r+b" if size else "wb")
@@ -304,7 +304,7 @@ class _Run:
         self._save_at = ended + max(SAVE_EVERY, SAVE_REST * (ended - began))
 
     def _restore(self) -> int:
-        """Continue from the state. Return the size of the results file at the time of the state, in bytes."""
+        """Continue from the saved state. Return the size that the results file had then, in bytes."""
         try:
             state = torch.load(self._state, weights_only=True)
             size = int(state["size"])

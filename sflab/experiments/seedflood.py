@@ -53,15 +53,15 @@ COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
 elapsed time, which means nothing in a cell."""
 
 ROUND = 3.0
-"""Virtual seconds of a round if links are slow, clients are absent or the run is organised. Nodes need much
-less time to forward everything, and an organiser checks twice in a round what to decide."""
+"""Duration of a communication round, in virtual seconds, if links are slow, clients are absent or the run is
+organised. Nodes forward everything in much less time. An organiser checks twice in a round what to decide."""
 
 QUICK_LINK = 0.01
 """Delay of a link, in seconds, if `hops` is 0."""
 
 STEP, LOOK = 0.001, 0.05
-"""Seconds between two checks: STEP for whether a local step is done, LOOK for whether all clients are
-equal."""
+"""Seconds between two checks: STEP while waiting for the end of a local step, LOOK while waiting until all
+clients are equal."""
 
 PATIENCE = 600.0
 """Timeout, in seconds, for nodes to meet, to be admitted, and to have the last seal."""
@@ -89,7 +89,7 @@ class ClientComputer(Computer):
     """Simulated computer of one client."""
 
     trains: ClientEngine
-    """Engine of its node."""
+    """Engine of the client's node."""
     sent: EdgeTraffic
     """Bytes of the `COUNTED` messages of all nodes."""
 
@@ -100,13 +100,13 @@ class ClientComputer(Computer):
 
     @property
     def own(self) -> Feed:
-        """Feed of its node."""
+        """Feed of the client's node."""
         assert self.machine.own
         return self.machine.own
 
     @property
     def scheduler(self) -> StepScheduler:
-        """Scheduler of its steps, once its model is loaded."""
+        """Scheduler of the client's steps, once the model is loaded."""
         assert self.running.model.scheduler
         return self.running.model.scheduler
 
@@ -119,7 +119,8 @@ class ClientComputer(Computer):
         return self.up and meets and self.quiet and self.scheduler.ready
 
     def start(self) -> None:
-        """Start the node with its own key. As a newcomer it may make updates at once (SPEC O20)."""
+        """Start the node with the client's own key. As a newcomer the node may make updates at once (SPEC
+        O20)."""
         self.layout.identity.unlink()
         super().start()
 
@@ -130,7 +131,7 @@ class ClientComputer(Computer):
             self._context.run(StepScheduler.flush, self.scheduler)
 
     def stall(self, stalled: bool) -> None:
-        """Stop all frames on its links, or let them pass again."""
+        """Stop all frames on the client's links, or let them pass again."""
         for link in self.links:
             link.out.stall(stalled)
             link.into.stall(stalled)
@@ -146,7 +147,7 @@ class ClientComputer(Computer):
         return engine
 
     def _watch(self, effect: Effect) -> None:
-        """Count the bytes of a message that it sends."""
+        """Count the bytes of a message that the client sends."""
         if isinstance(effect, Send) and isinstance(effect.message, COUNTED):
             pump = self.running.driver.pumps.get(effect.link)
             if pump:

@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     scalar: int
     loss: float
     examples: int
-    """Number of rows of its mini-batch."""
+    """Number of rows of the update's mini-batch."""
 
 
 class ClientEngine(IntegerEngine):

@@ -69,7 +69,8 @@ class Attack:
     links: int = 6
     """Number of links that each adversary tries to have."""
     start: float = 0.0
-    """Seconds after the faults begin; negative: before the first honest node starts."""
+    """Time of the adversaries' start, in seconds after the faults begin; negative: before the first honest
+    node."""
     every: float = 0.5
     """Seconds between two attacks of one adversary."""
     renames: bool = True
@@ -90,7 +91,7 @@ class Actor:
         self.links: dict[MemoryLink, None] = {}
         self.random = Random(f"{world.seed}/actor/{number}")
         self.known: dict[Feed, int] = {}
-        """Feeds that it knows, with their next steps."""
+        """Feeds that the adversary knows, with their next steps."""
         self.name = ""
         self._lives = count(1)
         self._transport: MemoryTransport
@@ -176,7 +177,7 @@ class Actor:
             end.out.put(frame)
 
     def summary(self) -> Summary:
-        """Return the Summary of its greeting, which claims nothing."""
+        """Return the Summary that the adversary sends as a greeting. It claims no updates."""
         return Summary(False, 0, bytes(32), ())
 
     def hear(self, end: MemoryLink, message: Message, frame: bytes) -> None:

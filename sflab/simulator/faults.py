@@ -76,8 +76,8 @@ class FaultTime:
         plan()
 
     def to_leader(self, when: float, do: Callable[[Computer], object], *, busy: bool = False) -> None:
-        """Call `do` with the organising node at time `when`, or as soon after it as a node organises. With
-        `busy`, wait until that node is busy."""
+        """Call `do` with the organising node at time `when`, or as soon afterwards as there is one. With
+        `busy`, wait until that node stores a decision or evaluates."""
 
         def look() -> None:
             leader = next((node for node in self.world.living() if node.leads), None)
@@ -94,8 +94,8 @@ Fault = Callable[[FaultTime], None]
 
 
 def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fault]:
-    """Turn `install`, which schedules a fault, into a function of its parameters after the first. That
-    function returns the fault."""
+    """Decorate `install(on, ...)`, which schedules a fault. The result takes the parameters without `on`, and
+    returns a `Fault`."""
 
     def made(*numbers: P.args, **named: P.kwargs) -> Fault:
         return lambda on: install(on, *numbers, **named)
@@ -192,8 +192,8 @@ def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut:
 
 @fault
 def clock_jumps(on: FaultTime, every: float, most: float) -> None:
-    """Move a random clock forward, or stop it, for up to `most` seconds, and repeat this every `every`
-    seconds on average. A monotonic clock never goes back."""
+    """Move the clock of a random node forward by up to `most` seconds, or stop the clock for as long. This
+    happens every `every` seconds on average. A monotonic clock never goes back."""
 
     def leap() -> None:
         if node := on.world.pick():
@@ -224,8 +224,8 @@ def late_join(on: FaultTime, at: float, count: int = 1, *, checkpoint: bool = Fa
 
 @fault
 def pruning(on: FaultTime, share: float) -> None:
-    """Let a share of the nodes, never the organiser, delete everything before the newest checkpoint that they
-    compared."""
+    """Let a share of the nodes, never the organiser, prune their logs: updates before a checkpoint that
+    agrees with their own state are deleted."""
     nodes = [node for node in on.world.staying() if not node.organises]
     for node in on.world.random.sample(nodes, round(share * len(nodes))):
         node.prunes = True
@@ -295,8 +295,8 @@ def old_backup(on: FaultTime, taken: float, restored: float) -> None:
 def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0) -> None:
     """Start a second machine at `start`, with a copy of a node's disk and key. Both continue.
 
-    If the copy is `told` that it is a copy, it takes its own incarnation. For `apart` seconds a partition
-    separates the two, so that neither hears of the other.
+    If the copy is `told` that it is a copy, it draws a new incarnation and so has its own feed. For `apart`
+    seconds a partition separates the two, so that neither hears of the other.
     """
 
     def begin() -> None:

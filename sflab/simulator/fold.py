@@ -96,7 +96,7 @@ class Fold:
         return rate.rate * rate.unit * factor // (ONE * UNIT_ONE)
 
     def counts(self, feed: Feed, step: int) -> bool:
-        """Return whether a stored update is counted, if it changes the weights."""
+        """Return whether a stored update that changes the weights is counted."""
         named = self.steps.get(self.members.index(feed.origin) * 64 + feed.incarnation, [])
         return step < len(named) and named[step].verdict == COUNTED and named[step].factor > 0
 

@@ -1,7 +1,7 @@
 """Invariants of all nodes together, at every moment and at the end.
 
-`computer` checks during each count that no update is counted twice or after a gap. The oracle checks that all
-admitted updates were made by their origin.
+Whenever a node counts updates, the module `computer` checks that none is counted twice or after a gap. The
+oracle checks that all admitted updates were made by their origin.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def _is_table(hint: Any) -> bool:
 
 
 tables_of: Callable[[Link], tuple[Sized, ...]] = attrgetter(*_paths(Link))
-"""Function that returns the tables of a link and of its parts. Their names are found once, because searching
-each time took a third of a fuzzed run."""
+"""Function that returns the tables of a link and of its parts. The names of the tables are found once,
+because a search each time took a third of the time of a fuzzed run."""
 
 
 def _size(holder: Any) -> int:

@@ -21,12 +21,12 @@ from sfprotocol.run_state import RunState, Span
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 WORKED_OUT = ("_credits", "_judged")
-"""Names of attributes that a RunState computes on demand. Equal nodes may have computed different ones, so
-they are not compared."""
+"""Names of attributes that a RunState computes on demand. Equal nodes may have computed different attributes,
+so these are not compared."""
 
 
 class OrganisedRuns:
-    """Checks of one node at a time, which remember the work that its seals counted."""
+    """Checks of one node at a time. They remember which updates the node's seals counted."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -53,7 +53,8 @@ class OrganisedRuns:
             raise Violation("applied", f"{node.name} has not applied what counts of a feed", (node.name,))
 
     def _within(self, node: Computer, feed: Feed) -> None:
-        """Check quotas, labels and incarnations. Updates labelled by a forked control feed may remain."""
+        """Check quotas, labels and incarnations of a stored feed. Where the control feed has forked, updates
+        with labels of the lost branch may remain."""
         run_state, forks = run_state_of(node), self._world.may_fork
         member = run_state.member_number(feed.origin)
         labels = labels_of(node, feed, node.machine.frontier.next(feed))
@@ -118,7 +119,7 @@ def total(node: Computer) -> int | bytes | None:
 def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
     """Return the labels of the first `stop` steps in order, each with its number of updates.
 
-    Labels that end at the feed's base, or before it, are left out.
+    Labels whose updates the node has all pruned are left out.
     """
     found: list[tuple[int, int]] = []
     while stop > node.disk.base(feed).step:
@@ -172,7 +173,8 @@ def _waits(node: Computer, state: FeedState, named: int) -> bool:
 
 
 def complete(world: World) -> str:
-    """Describe work that should be counted but is not; empty without such work."""
+    """Describe what is wrong with the counted updates: nodes differ, or updates that should count do not.
+    Empty if all is right."""
     nodes = list(world.staying())
     first, run_state = nodes[0], run_state_of(nodes[0])
     for node in nodes[1:]:

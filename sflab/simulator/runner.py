@@ -44,7 +44,7 @@ STAGGER = 1.0
 """Seconds within which the first nodes start, so that their ticks are not synchronous."""
 
 WARM = 3.0
-"""Seconds after the start, when the links are up and the faults begin."""
+"""Time, in seconds after the start, at which the links are up and the faults begin."""
 
 FINE, COARSE = 0.1, 0.5
 """Seconds between checks of all nodes, in small and in large networks."""
@@ -144,8 +144,8 @@ class Run:
         trace_file: TextIO | None = None,
         patience: float = 0.0,
     ) -> None:
-        """A run that takes more than `patience` seconds of real time fails, as it is taken to hang; 0: no
-        limit. Values other than 0 work only in the main thread."""
+        """A run that takes more than `patience` seconds of real time counts as hanging, and fails; 0: no
+        limit. Other values than 0 work only in the main thread."""
         self.patience = patience
         self.scenario = scenario
         self.nodes = nodes or scenario.nodes

@@ -22,7 +22,7 @@ class Load:
     """Updates made while the faults last."""
 
     rate: float = 4.0
-    """Rate at which nodes finish updates, per second, in the whole network."""
+    """Number of updates per second that all nodes together finish."""
     most: int = 8
     """Maximum number of updates finished at once."""
     origins: int = 0
@@ -64,7 +64,8 @@ class Scenario:
     stand_ins: int = 0
     """Number of honest stand-ins, the organiser included. Hostile stand-ins come in addition."""
     judged: bool = False
-    """Whether its seals have all kinds of factors, set rates of coming epochs, and skip and recount feeds."""
+    """Whether the run's seals have all kinds of factors, set rates of coming epochs, and skip and recount
+    feeds."""
     first_order: bool = False
     """Whether the run is first-order, with a scalar for every cell, whatever the seed. Other organised runs
     are first-order with every fourth seed."""
@@ -72,7 +73,7 @@ class Scenario:
 
 
 WORK = Hardware(work=0.0001)
-"""Hardware with a cost per frame, about that of the machine in CPython."""
+"""Hardware that takes 0.1 ms of processor time per event, about as much as the protocol takes in CPython."""
 
 CONDITIONS = Conditions(Latency("uniform", 0.05, 0.1))
 """Conditions with round trips of 100 ms."""

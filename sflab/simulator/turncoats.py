@@ -130,7 +130,8 @@ class FalseStandIn(Turncoat):
         lies = self._floods, self._elects_everybody, self._leaps, self._holds_more, self._is_silent
         self._lies: Callable[[Statement], list[Statement]] = lies[(world.seed + number) % len(lies)]
         self._number = 1 << 40
-        """Number of its last statement, higher than any number of its own node."""
+        """Number of the last false statement. It exceeds the numbers of all honest statements, so that others
+        accept the false ones."""
 
     def _began(self, running: RunningNode) -> None:
         super()._began(running)

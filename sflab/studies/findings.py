@@ -21,8 +21,8 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom."""
 
 MORE_975 = 2.201
-"""97.5 % quantile for 11 degrees of freedom. It is used for more, too: the interval is then at most an eighth
-too wide."""
+"""97.5 % quantile for 11 degrees of freedom. It is also used for more than 11, where it makes the interval at
+most an eighth too wide."""
 
 
 class Interval(NamedTuple):
@@ -56,7 +56,7 @@ class Group(NamedTuple):
     """Cells of one part of a study that differ only in the seed."""
 
     cell: Cell
-    """One of the cells, with the winner's learning rate if there is a winner yet."""
+    """One of the cells, with the learning rate of the tuning's best trial once that is known."""
     results: tuple[CellResult, ...]
     """Results of the finished cells."""
     wanted: int
@@ -77,12 +77,14 @@ class Tuning(NamedTuple):
     """The trials of one method on one task."""
 
     trials: tuple[tuple[Cell, Interval | None], ...]
-    """Cells of all rates, each with its validation loss, or None if it did not run or failed."""
+    """The cell of each learning rate with its validation loss; the loss is None if the cell did not run or
+    has failed."""
     winner: Cell | None
 
     @property
     def at_the_edge(self) -> bool:
-        """Whether the winner has the smallest or the largest rate. Then a better rate may lie beyond."""
+        """Whether the best trial has the smallest or the largest rate of all. Then a better rate may lie
+        beyond."""
         rates = [cell.learning_rate for cell, _ in self.trials]
         return self.winner is not None and self.winner.learning_rate in (min(rates), max(rates))
 
@@ -133,7 +135,7 @@ class StudyFindings:
         return interval([(result.end or {}).get("validation_loss", math.nan)]) if result else None
 
     def subject(self, cell: Cell) -> str:
-        """Return the task of a cell, with its model if the study has several."""
+        """Return the task of a cell, with the cell's model if the study has several models."""
         problem = cell.problem
         return problem.task if self._one_model else f"{problem.task}, {Path(problem.model).name}"
 
@@ -164,7 +166,7 @@ class StudyFindings:
         return len(self._wanted()) - len(self.missing())
 
     def missing(self) -> list[tuple[str, Cell, str]]:
-        """Return the cells without results, each once, with their parts and the reasons."""
+        """Return the cells without results, each once, with their parts of the study and the reasons."""
         return [
             (part, cell, self._failed.get(name, "not run yet"))
             for name, (part, cell) in self._wanted().items()

@@ -1,8 +1,8 @@
 """The report of a study, finished or not: tables, and the paper's claims with a verdict each.
 
 The report depends only on the results: the same folder gives the same bytes. Means over seeds decide whether
-a claim is met. The report also says whether the difference exceeds its noise. Every table of scores includes
-the untrained model, with and without calibrated answers.
+a claim is met. The report also says whether a difference of means exceeds the noise between seeds. Every
+table of scores includes the untrained model, with and without calibrated answers.
 """
 
 from __future__ import annotations
@@ -282,8 +282,8 @@ def noise(difference: Interval) -> str:
 
 
 def _bytes(findings: StudyFindings, task: str) -> Iterator[PaperClaim]:
-    """Judge the bytes of an edge, in both directions and with signatures. The paper does not count
-    signatures."""
+    """Judge the paper's claim about the bytes that an edge carries. Here both directions and signatures
+    count; the paper leaves signatures out."""
     words = f"{task}: an edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
     for group in findings.groups("bytes"):
         cell, size = group.cell, group.of("bytes_per_edge")

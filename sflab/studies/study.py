@@ -57,7 +57,7 @@ class Study(Section):
     entries: tuple[StudyEntry, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Write the study to its results folder. Raises UserError RESULTS_UNUSABLE, and as
+        """Write the study to its results folder. Raises UserError RESULTS_UNUSABLE, and the errors of
         `results.replace`."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class StudyProgress(NamedTuple):
     done: int
     total: int
     fresh: int
-    """Part of `done` that was done since this start."""
+    """Work of this start alone, without that of earlier ones; `done` includes both."""
     cell: Cell
     """Cell that ended last."""
     failure: str
@@ -105,7 +105,7 @@ class StudyProgress(NamedTuple):
 
 
 def tried(study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> list[list[Cell]]:
-    """Return the trials of each tuning, those beyond the grid included, in ascending order of the rate."""
+    """Return the trials of each tuning, including those beyond the grid, by ascending learning rate."""
     return [_tried(tuning, found, failed, study.beyond) for tuning in study.tunings]
 
 
@@ -234,7 +234,8 @@ class _Counter:
 
 
 def distinct(study: Study) -> list[Cell]:
-    """Return the cells that will certainly run, each once. An open rate is the first rate of its tuning."""
+    """Return the cells that will certainly run, each once. A cell whose learning rate is still open has the
+    first rate of its tuning."""
     found = _once(cell for tuning in study.tunings for cell in tuning)
     for entry in study.entries:
         cell = entry.cell

@@ -130,8 +130,8 @@ class _Worker:
 
 
 Pool = Here | Processes
-"""Runner of cells, `size` of them at a time. It is entered once. Leaving it, in any way, ends all its
-work."""
+"""Context manager that runs `size` cells at a time, and can be entered only once. Its exit ends all work,
+even after an error."""
 
 
 def _outcome(future: Future[CellFailure]) -> CellFailure:

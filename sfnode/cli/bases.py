@@ -1,6 +1,7 @@
 """`sfnode organise make-bases`: computes bases for a coming subspace with the model of the last seal.
 
-`sfnode organise try-reward`: scores answers of a base model, and shows whether it can learn from them.
+`sfnode organise try-reward`: scores a base model's answers, and shows whether the model can learn from their
+rewards.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device:
 
 
 def words(kind: str, found: Made) -> str:
-    """Describe bases: the share of each layer's signal that they contain, the agreement of two halves of the
-    rows, and the cost in forward passes."""
+    """Describe new bases. State the share of each layer's mean gradient, or of the products of its inputs
+    with the errors, that the bases contain. State the agreement between two halves of the rows (a cosine),
+    and the cost in forward passes."""
     rank = found.pairs[0][0].shape[1]
     directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
     what = "mean gradient" if kind == "gradients" else "inputs' share in the errors"

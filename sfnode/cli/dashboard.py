@@ -44,7 +44,8 @@ def top(data_dir: Path, once: bool) -> None:
 
 
 MIN_TOKEN = 16
-"""Minimum length of a token, in characters. A short one could be found, because guesses are not limited."""
+"""Minimum length of a token, in characters. A shorter token could be guessed, because the server does not
+limit the number of attempts."""
 
 DEFAULT_ADDRESS = "127.0.0.1:8380"
 
@@ -84,7 +85,8 @@ def dashboard_control_option(key: str = "") -> Callable[[F], F]:
 async def shown(
     data_dir: Path, address: tuple[str, int] | None, token: str, control: bool
 ) -> AsyncIterator[None]:
-    """Serve the dashboard of the node in `data_dir` within the block, at `address` if one is given.
+    """Serve the dashboard of the node in `data_dir` at `address` within the block. If `address` is None,
+    serve nothing.
 
     If `control` is set, visitors can also control the node. Raises UserError PORT_IN_USE.
     """

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def running_node(data_dir: Path) -> SyncClient:
-    """Return a client of the node in this folder. It does not validate answers, which are only printed."""
+    """Return a client of the node in this folder. The client does not validate answers, because they are only
+    printed."""
     return SyncClient(Layout(data_dir).control_socket, checked=False)
 
 

@@ -52,8 +52,8 @@ class Learnt(NamedTuple):
     before: Evaluation | None
     now: Evaluation | None
     classes: Evaluation | None = None
-    """Result whose scores for each class are shown; None: `now`. An organiser's published result lacks such
-    scores."""
+    """Result whose scores for each class are shown; None: those of `now` are shown. An organiser's published
+    result lacks such scores."""
     beside: Sequence[str] = ()
     """Results of baselines on the same rows, in words."""
 
@@ -122,7 +122,8 @@ def commands(
     """Return the next commands for the run in a node's folder, each with its purpose.
 
     `key` is the member whose work one of the commands shows. `budget` is the larger budget for continuing the
-    run with other members. If it is None, the commands that invite them and set the budget are left out.
+    run with other members. If `budget` is None, the commands that invite members and set the budget are left
+    out.
     """
     from sfnode.cli.use import example
 
@@ -188,8 +189,9 @@ class Ending:
         echo(card(title, change or _published(status), samples, _work(status, counted), next_))
 
     def _settled(self, status: Status) -> bool:
-        """Return whether the organiser has evaluated the last model, and this node has recorded that model's
-        answers to test rows."""
+        """Return whether the card need not wait any longer. It waits for the organiser's evaluation of the
+        last model, if the run has such evaluations, and for that model's answers to test rows, if this node
+        records answers."""
         run, sampling = status.organised, self._node.running.sampling
         latest = run.health.latest if run else None
         return (sampling is None or sampling.current) and (
@@ -197,8 +199,9 @@ class Ending:
         )
 
     async def _measured(self) -> Learnt:
-        """Return the published results. At a terminal, measure the model here if nothing was published, and
-        for the scores of each class if the task has labels."""
+        """Return the organiser's published results. At a terminal, the model is also measured here in two
+        cases: nothing was published, or the task has labels, so that the card can show the scores of each
+        class."""
         node = self._node
         found = _published(node.status())
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
@@ -234,8 +237,9 @@ def _counted(node: Node, status: Status) -> int | None:
 
 
 def _budget_for_others(node: Node) -> int | None:
-    """Return twice the budget if this node organises and is the only member of its complete run, which often
-    happens before it can invite anybody. Otherwise return None."""
+    """Return twice the budget, or None. The budget is doubled only if this node organises and is the only
+    member of its complete run. This often happens, because a run may complete before its organiser can invite
+    anybody."""
     reports = node.running.reports if node.running.organising else None
     run_state = reports.run_state if reports else None
     if run_state is None or not run_state.complete or run_state.finished or len(run_state.members) > 1:
@@ -244,7 +248,8 @@ def _budget_for_others(node: Node) -> int | None:
 
 
 def _work(status: Status, counted: int | None) -> list[str]:
-    """Describe this node's work: the `counted` updates or, if that is None or 0, all of its updates."""
+    """Describe this node's work by the number of its updates that count. If `counted` is None, the number of
+    all its updates is shown."""
     if not status.contributed:
         return []
     if counted == 0:

@@ -28,7 +28,7 @@ def status_of(error: UserError) -> int:
 
 
 def show(error: UserError) -> int:
-    """Print the error that ended the command and its fix, and return the exit status."""
+    """Print the error that ended the command, and how to fix it. Return the exit status."""
     status = status_of(error)
     code = f"SF{error.code:03d}"
     if not _printed_as_json(status, code=code, name=error.code.name, what=error.what, fix=error.fix):
@@ -37,13 +37,13 @@ def show(error: UserError) -> int:
 
 
 def warn(error: UserError) -> None:
-    """Print a warning on standard error, with --json too. The command continues."""
+    """Print a warning on standard error, as text even with --json. The command continues."""
     echo(f"sfnode: {error}", err=True)
 
 
 def show_usage(error: click.ClickException) -> int:
-    """Print click's own message. If a bad value is from the environment or the file, name that source. Return
-    the exit status."""
+    """Print click's message about a wrong command line. If the wrong value is from the configuration file,
+    name the file. Return the exit status."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     fix = f"See `{context.command_path if context else 'sfnode'} --help`."
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP:
@@ -85,8 +85,9 @@ def leave(status: int) -> NoReturn:
 def ended_at_once() -> Iterator[None]:
     """Remove the signal handlers within the block, so that a signal ends the process at once.
 
-    The block leaves nothing half done and keeps the event loop from handling signals: it imports a large
-    library, for example. On a slow machine that takes longer than a service manager waits after SIGTERM.
+    Such a block can be interrupted without harm, but handlers on the event loop cannot run within it. An
+    example is the import of a large library: on a slow machine it takes longer than a service manager waits
+    after SIGTERM.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}

@@ -44,7 +44,8 @@ def format_options(function: options.F) -> options.F:
 
 
 def check_form(manifest: Manifest, out: Path, form: str, lora_rank: int | None) -> None:
-    """Raise UserError BAD_OPTION for impossible options, before anything is computed."""
+    """Check the options of an export before anything is computed. Raises UserError BAD_OPTION if `out` exists
+    or the model cannot be written in this form, and click.UsageError for a rank without the form `lora`."""
     from sfnode.engine.destination import no_adapter, require_new
 
     if lora_rank is not None and form != "lora":

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MODEL, RUN = "model", "run.toml"
-"""Names of the written folder and file."""
+"""Names of the model's folder and of the manifest, within the new run's folder."""
 
 
 CHOICES = {
@@ -158,8 +158,8 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, RunState]
 
 
 def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
-    """Return the training options of a fork that continues with `rate`: the learning rate, the unit and the
-    limit of one epoch of the old run."""
+    """Return the training options of a fork that continues with `rate`: the learning rate, and the unit and
+    limit of updates, of one epoch of the old run."""
     found: dict[str, Any] = {"learning_rate": rate.rate / RATE_ONE}
     if old.training.is_first_order:
         delta = old.training.scalar_delta * rate.unit / UNIT_ONE
@@ -224,8 +224,8 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
 
 @contextmanager
 def _folder_of(parent: Path) -> Iterator[Path]:
-    """Yield `parent` if it is a data folder, otherwise a temporary folder with the contents of that
-    archive."""
+    """Yield `parent` if it is a data folder. If it is an archive, yield a temporary folder with the archive's
+    contents."""
     if parent.is_dir():
         yield parent
         return

@@ -49,8 +49,8 @@ without the program and the groups."""
 
 
 class LazyGroup(click.Group):
-    """A group of commands. `entries` maps headings to commands, which are keyed by name. `path` is the text
-    that users type for the group."""
+    """A group of commands. `entries` maps each heading of the help to the commands under it, keyed by name.
+    `path` is the text that users type for the group, without the program's name."""
 
     def __init__(
         self, *arguments: Any, entries: Mapping[str, Mapping[str, Entry]], path: str = "", **settings: Any
@@ -120,7 +120,7 @@ class LazyGroup(click.Group):
 
 
 def _paths(group: click.Command) -> Iterator[str]:
-    """Yield the texts that users type for the commands of a group, and of its installed subgroups."""
+    """Yield, for each command of a group and of its installed subgroups, the text that users type for it."""
     assert isinstance(group, LazyGroup)
     for name, entry in group.entries.items():
         yield name

@@ -33,7 +33,7 @@ DIGITS = 8
 """Number of hex digits of the key that are shown for an origin without a name."""
 
 WHEN = 16
-"""Width, in columns, of the time at which an entry arrived."""
+"""Width of the column with the time at which a decision arrived."""
 
 
 # -- log -----------------------------------------------------------------------------------------------
@@ -130,7 +130,8 @@ def _lines(found: HistoryResult, details: bool) -> Iterator[str]:
 
 
 def entry_lines(entry: HistoryEntry, details: bool = False) -> Iterator[str]:
-    """Yield the lines of an entry of a history; with `details` also its number, kind and figures."""
+    """Yield the lines of an entry in the history of a run. With `details`, also show the entry's number, kind
+    and figures."""
     when = "" if entry.arrived is None else f"{datetime.fromtimestamp(entry.arrived):%Y-%m-%d %H:%M}"
     number = f"{'' if entry.position is None else entry.position:>6}  {entry.kind:<10}  " if details else ""
     figures = "".join(f", {said}" for said in _figures(entry.epoch, details)) if entry.epoch else ""

@@ -147,7 +147,8 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
 
 
 def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[str, Any]) -> None:
-    """Write the manifest of the plan, and store its base model as the next proposal."""
+    """Write the manifest of the plan, and store the name of its base model, which the next `sfnode init`
+    proposes."""
     from sfnode.preparing.manifest import TASK_FIELDS
     from sfnode.preparing.plan import remember_model, require_plain
 
@@ -178,8 +179,8 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
-    """Write the manifest, its keys and its files, and print the next steps. After an error none of these is
-    left."""
+    """Write the manifest, its keys and its files, and print the next steps. If an error occurs, everything
+    that was written is removed."""
     bases, basis = given.pop("bases", None), given.get("made_of")
     keys_dir: Path = given.pop("keys_dir")
     check_bases(bases, basis)

@@ -22,7 +22,8 @@ from sfnode.verifiers.specs import PRESETS as VERIFIERS
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 
 NO_MODULES = "none"
-"""Value that stands for no patterns. No linear layers are then trained, only other parameters."""
+"""Value of model.target_modules that stands for no patterns. No linear layers are then trained, only other
+parameters."""
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
@@ -52,8 +53,8 @@ def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tupl
 
 
 def _key(key: str, metavar: str, text: str, *names: str, **extra: Any) -> Callable[[Any], Any]:
-    """Return the option with this key. Its flag, after which its environment variable is named, is the last
-    part of the key unless `names` has another flag."""
+    """Return the option with this key. `names` may have a flag; otherwise the flag is the last part of the
+    key. The flag gives the option's environment variable its name."""
     flag = "--" + key.rpartition(".")[2].replace("_", "-")
     names = names if any(name.startswith("--") for name in names) else (flag, *names)
     kind = {"COUNT": int, "NUMBER": float}.get(metavar)
@@ -67,7 +68,7 @@ def _choice(key: str, choices: Sequence[str], text: str, *names: str) -> Callabl
 
 
 def _number(name: str, text: str, default: str = "") -> Callable[[Any], Any]:
-    """Return the option for a hyperparameter in the manifest's training section. Its help names the
+    """Return the option for a hyperparameter in the manifest's training section. The option's help states the
     default."""
     number = getattr(Training(), name)
     metavar = "COUNT" if isinstance(number, int) else "NUMBER"

@@ -25,12 +25,14 @@ from sfnode.tasks.public_files import inside, typed
 from sfnode.verifiers.plugins import is_plugin
 
 MOST = 0.5
-"""Maximum share of scalars that are 0, and of clipped scalars. Above it `init` warns."""
+"""Maximum share of scalars that are 0, and maximum share of clipped scalars. If one of the two shares is
+greater, `sfnode init` warns."""
 
 RARE_SHOWN = 8
 
 FAR_OFF = 10.0
-"""Maximum ratio between a given hyperparameter and the suitable value. Above it `init` warns."""
+"""Maximum ratio between a given hyperparameter and the value that suits the model. If the ratio is greater,
+`sfnode init` warns."""
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 

@@ -43,13 +43,13 @@ WAYS = {
     "text": "the texts themselves",
     "chat": "what the assistant says in a conversation",
 }
-"""Descriptions for the screen, keyed by the kind of task."""
+"""Descriptions of what is learnt, for the screen, keyed by the kind of task."""
 
 ESTIMATORS = {
     "first-order": "by gradients: it learns most for the time",
     "zeroth-order": "by forward passes alone: it learns far less",
 }
-"""Descriptions for the screen, keyed by the estimator."""
+"""Descriptions of how it is learnt, for the screen, keyed by the estimator."""
 
 _ESTIMATED = {"gradients": "first-order", "forward": "zeroth-order"}
 
@@ -78,7 +78,7 @@ def show_table(table: DataTable) -> None:
 
 
 def show_plan(table: DataTable, answers: Answers, found: Plan) -> None:
-    """Print the lines of the screen."""
+    """Print the proposal, as numbered lines that the user can change."""
     echo("")
     for number, (title, value, *_) in enumerate(_lines(table, answers, found), start=1):
         parts = wrap(value, max(_width() - 38, 30)) or [""]

@@ -304,12 +304,13 @@ OWN_ROWS = (
     "you have fewer): who collects these could find out whether a text that they know is among your rows, "
     "and perhaps guess words of some (docs/security.md)."
 )
-"""Warning about what others could learn from the updates of a node with its own rows."""
+"""Warning about what others could learn of a node's own rows from its updates, if these are made without
+noise."""
 
 
 def told_first(manifest: Manifest, *, own_rows: bool, noisy: bool = False) -> str:
-    """Return a warning about what a first-order node's updates reveal of its own rows. Return an empty text
-    for other nodes, whose updates are one number each."""
+    """Return a warning about what a node's updates reveal of its own rows. Return an empty text if the node
+    has no rows of its own, and in a zeroth-order run, whose updates are one number each."""
     told = NOISY_ROWS if noisy else OWN_ROWS
     return told if own_rows and manifest.training.is_first_order else ""
 

@@ -1,4 +1,4 @@
-"""Rarely needed options as keys of --set, and the command that has them.
+"""Options that are rarely needed, as keys of --set, and the class of the commands that have such options.
 
 An option with a `key` is not a flag: users give it as `--set section.key=value`, and only --help-all lists
 it. Like every other option it has an environment variable and a key in the configuration file.
@@ -48,8 +48,8 @@ class Option(click.Option):
         return hint.replace(flags, f"'--set {self.key}'") if self.key else hint
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the option's flag or key, and its help. With --help-all the variable's name is shown, too.
-        Without it, return None for an option with a key."""
+        """Return the option's flag or key, and its help. With --help-all the environment variable is shown,
+        too. Without --help-all, return None for an option with a key."""
         everything = bool(ctx.meta.get(ALL))
         if self.key and not everything:
             return None

@@ -1,7 +1,7 @@
 """The command `sfnode`: a table of its commands, and the handling of errors.
 
 A command's module is imported when the command is run, and loads torch, asyncio or pydantic only if it needs
-them. `sfnode status` takes less time than the import of such a library.
+them. So `sfnode status` takes less time than the import of one such library.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from sfnode.errors import Code, UserError
 from sfnode.printable import read_toml
 
 COLLECTED_AFTER = 10_000
-"""Number of new objects after which Python collects garbage; its default is 700. Imported objects are never
-garbage, and with the default collections take an eighth of the time in which a node loads its libraries."""
+"""Number of new objects after which Python's garbage collector runs. Python's default is 700. With the
+default, the collector takes an eighth of the time in which a node loads its libraries, although imported
+objects are never garbage."""
 
 COMMANDS = {
     "Join": {
@@ -211,9 +212,10 @@ def read_config(file: Path, command: click.Command, others: Iterator[click.Comma
     """Return the values in `file` for the options of `command`, as text, keyed by parameter name. For a
     group, return such a dict for each of its commands, keyed by the command's name.
 
-    The commands `others` are loaded one by one, only until every key is known. Raises UserError BAD_OPTION
-    for a file that cannot be read or parsed, for an unknown key, and for a value of the wrong type. The
-    option itself checks the value.
+    A key of another command is ignored. To recognise such keys, the commands `others` are loaded one by one,
+    until every key is known. Raises UserError BAD_OPTION for a file that cannot be read or parsed, for an
+    unknown key, and for a value of the wrong type. Whether a value is allowed is checked later, by its
+    option.
     """
     try:
         values = read_toml(file.read_text(encoding="utf-8"))
@@ -236,8 +238,8 @@ def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict
 
 
 def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
-    """Return `own`, the options of the command, and those of `others`, one command after the other, until all
-    keys in `values` are known."""
+    """Return `own`, the options of the command, together with options of `others`. The commands `others` are
+    loaded one by one, until all keys in `values` are known."""
     known, unknown = dict(own), set(values) - own.keys()
     while unknown and (command := next(others, None)) is not None:
         known = _options(command) | known

@@ -35,12 +35,13 @@ _FIRST = (
 """Sources of an option's value, the highest precedence first."""
 
 MAX_LINE = 4_096
-"""Maximum length, in characters, of a line that is read. A link has at most half as many characters
-(`sfprotocol.invitation.MAX_LINK`)."""
+"""Maximum length, in characters, of a line that is read from standard input. A link has at most half as many
+characters (`sfprotocol.invitation.MAX_LINK`)."""
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """Return `click.option` with its environment variable and a meaningful default in its help.
+    """Return `click.option`, with an environment variable that is named after the flag. The help shows the
+    default unless it is empty, zero or a boolean.
 
     The help shows a whole number as COUNT, and a path as FILE or FOLDER, unless `metavar` is given. With
     `key="section.key"`, users give the option as `--set section.key=value` instead of a flag. The flag then
@@ -71,8 +72,8 @@ link_option = option(
 link_argument = click.argument(
     "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
 )
-"""Argument for a link, without a key in the file. If it is `-`, the user is asked for the link, or it is read
-from a pipe."""
+"""Argument for a link. The configuration file has no key for it. If the argument is `-`, the user types the
+link at a terminal, or the link is read from a pipe."""
 
 
 def asked_link() -> str:
@@ -93,7 +94,8 @@ def setting(*names: str, **extra: Any) -> Callable[[F], F]:
 
 
 def _declared(name: str) -> dict[str, Any]:
-    """Return the declaration of an option by the field `name` of `Settings`."""
+    """Return the type, default, help and bounds of an option, as click takes them, from the field `name` of
+    `Settings`."""
     from sfnode.settings import Settings
 
     field = Settings.model_fields[name]
@@ -149,7 +151,8 @@ def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
 
 
 def data_dir_option(function: F) -> F:
-    """Add --data-dir and --profile. Does not import `Settings`, for commands that must start at once."""
+    """Add --data-dir and --profile. `Settings` is not imported, because some commands with these options must
+    start at once."""
     function = option(
         "--profile",
         metavar="NAME",
@@ -193,7 +196,7 @@ as_of_now_option = option(
 
 
 def model_option(function: F) -> F:
-    """Add --model, for commands that use a run with a manifest."""
+    """Add --model, a folder with the run's base model, to a command."""
     return setting("--model", metavar="FOLDER")(function)
 
 
@@ -251,12 +254,12 @@ def model_options(function: F) -> F:
 
 
 def verifier_option(function: F) -> F:
-    """Add --verifier, for commands that use a run with a manifest."""
+    """Add --verifier, which permits the command to score answers by the user's own function."""
     return setting("--verifier", metavar="MODULE:FUNCTION")(function)
 
 
 def peers_option(text: str) -> Callable[[F], F]:
-    """Return --peers. `text` describes their use in the command."""
+    """Return --peers. `text` describes the use of the peers in the command."""
     return setting("--peers", metavar="MULTIADDR", help=text)
 
 
@@ -297,7 +300,7 @@ details_option = option(
 
 
 def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
-    """Print errors as JSON, too, wherever on the command line the option is given."""
+    """Have errors printed as JSON, too. The position of --json on the command line does not matter."""
     output.state.as_json = output.state.as_json or value
     return value
 
@@ -327,7 +330,7 @@ PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 MAX_LISTED = 1_000
 """Maximum number of folders in the list of data folders. When the list is full, folders that no longer exist
-are dropped from it: tests and swarms leave many of them."""
+are dropped from the list. Tests and swarms leave many such folders in it."""
 
 
 def profile_folder(name: str) -> Path:

@@ -1,7 +1,6 @@
-"""`sfnode organise`: the owner's view of an organised run, and the owner's decisions, through the running
-node.
+"""`sfnode organise`: shows how a run is organised, and has the running node sign the organiser's decisions.
 
-Any node of the run answers `status` and `members`. Decisions need the node with the organiser's key.
+Any node of the run answers `status` and `members`. Only the node with the organiser's key can sign decisions.
 `sfnode.cli.succession` has the commands that replace the key itself.
 """
 
@@ -523,7 +522,8 @@ def _told_of(one: told.StandInStatus) -> str:
 
 
 def _doubted(one: told.EvidenceStatus) -> str:
-    """Describe a member whose work is skipped by seals because of the evidence, and what to do about it."""
+    """Describe a member whose work seals skip because of the evidence about it, and say what the organiser
+    can do."""
     measured = f"loss lowered by {nats(one.worth)} with {one.updates} measured updates"
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:

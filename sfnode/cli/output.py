@@ -15,8 +15,8 @@ from sfnode.logging import TextFormatter
 from sfnode.printable import lines, paragraph, printable
 
 state = SimpleNamespace(as_json=False, printed=False)
-"""Whether the command of this process must print JSON, also for errors, and whether it has printed a
-result."""
+"""State of this process's output. `as_json`: whether the command must print JSON, also for errors. `printed`:
+whether the command has printed a result."""
 
 
 def begin(as_json: bool) -> None:
@@ -33,8 +33,8 @@ def echo(
 ) -> None:
     """Print a text, in a colour if one is given.
 
-    Names, addresses and reasons in the text may be chosen by strangers. So long lines are cut, unless they
-    are JSON or `whole` is set.
+    Strangers may have chosen names, addresses and reasons in the text. Therefore long lines are cut, unless
+    the text is JSON or `whole` is set.
     """
     state.printed = state.printed or not err
     shown = printable(text) if whole or state.as_json else lines(text)

@@ -108,14 +108,14 @@ def limit(changes: tuple[str, ...], data_dir: Path, as_json: bool) -> None:
 
 
 def limit_lines(limits: object) -> str:
-    """Return the limits in force, one a line."""
+    """Return the limits in force, one per line."""
     lines = [f"{name:<13} {value}" for name, value in limits_in_words(limits).items()]
     return "\n".join(lines) or "no limits"
 
 
 _SEVERAL = re.compile(r",(?=[ ]*[a-z_-]+[ ]*=)")
-"""Pattern of the comma between two limits in one word. A name and `=` follow it, unlike a comma within a
-value."""
+"""Pattern of a comma that separates two limits, as in `cpu=50,threads=2`. A name and `=` follow it, unlike a
+comma within a value."""
 
 
 def _changes(words: Iterable[str]) -> dict[str, str | None]:

@@ -33,27 +33,28 @@ FOLLOW_INTERVAL = 0.25
 """Seconds between two requests to a node that is starting."""
 
 LINES = 10.0
-"""Seconds from the last output to the next line of progress, where there is no terminal."""
+"""Seconds from the last line of output to the next line of progress, where standard error is no terminal."""
 
 TELLING = 0.05
-"""Threshold of the share of work that is done. Above it the time left is computed from the measured speed,
-below it from the expected duration."""
+"""Share of the work that must be done before the time left is computed from the measured speed. Until then it
+is computed from the expected duration."""
 
 MINUTES = 100.0
 """Threshold in seconds. Longer times are shown in minutes."""
 
 Advance = Callable[[int, int], None]
-"""Function that is called with the amount done and the total."""
+"""Function to call with the amount of work that is done, and the total amount."""
 
 T = TypeVar("T")
 
 
 @contextmanager
 def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
-    """Show `what`, the work within the block, and its progress once the block reports it.
+    """Show `what`, which names the work within the block, and the progress of the work once the block reports
+    it.
 
-    On a terminal a bar is shown, elsewhere a line every LINES seconds. `seconds` is the expected duration,
-    from which the time left is computed until the speed of the work is known.
+    On a terminal a bar is shown, elsewhere a line every LINES seconds. `seconds` is the expected duration of
+    the work, from which the time left is computed until the speed of the work is known.
     """
     if not sys.stderr.isatty():
         with _lines(what, seconds) as advance:
@@ -90,7 +91,8 @@ class _Bar(BarColumn):
 
 
 def _far(task: Task) -> str:
-    """Return the amount done as text; empty until the total is known, for which rich would show `0/?`."""
+    """Return the amount done and the total as text; empty while the total is unknown, when rich would show
+    `0/?`."""
     return f"{task.completed:,.0f}/{task.total:,.0f}" if task.total else ""
 
 
@@ -168,8 +170,9 @@ class Narration:
         self.rest()
 
     def heard(self, record: logging.LogRecord) -> bool:
-        """Handle a log record. If it begins new work, the work before has ended. Return whether to print the
-        record: on a terminal, records that begin work are not printed."""
+        """Handle a log record. A record that begins new work also ends the work before. Return whether to
+        print the record. On a terminal, records that begin work are not printed, because the changing line
+        shows the work."""
         if getattr(record, BEGINS, False):
             self.rest()
             self._what, self._since = record.getMessage(), self._clock()
@@ -233,8 +236,8 @@ _followers: set[asyncio.Task[None]] = set()
 
 
 def follow(status: Callable[[], Status], narration: Narration) -> None:
-    """Report the work of a node that joined through `narration`, until the node trains or has nothing to
-    do."""
+    """Report the work of a node that has joined a run, until the node trains or has nothing to do.
+    `narration` prints the reports."""
     task = asyncio.create_task(_follow(status, narration))
     _followers.add(task)
     task.add_done_callback(_followers.discard)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 LEAST_EVERY = 10.0
-"""Minimum of --every, in seconds. One publication of a long run takes longer."""
+"""Minimum of --every, in seconds. Publishing a long run takes longer than that."""
 
 KEY_DIGITS = 8, 64
 """Minimum and maximum number of hex digits that name a key to hide: the digits that a page shows, and the
@@ -170,8 +170,9 @@ def _publish(
     key: tuple[Path, Path | None],
     said: str,
 ) -> str:
-    """Publish once, and print that. Print the warnings if they differ from the previous ones, `said`, and
-    return them."""
+    """Publish the page once, and print what was written. Print the warnings if they differ from `said`, those
+    of the previous call. Return the warnings or, without any, another text that is not empty: an empty `said`
+    means that nothing was published yet."""
     from sfnode.manifest import names_folders
     from sfnode.publish.asking import ask
     from sfnode.publish.run_file import utc_now
@@ -199,8 +200,9 @@ def _publish(
 def _signer(
     manifest: Manifest, update_log: UpdateLog, keys_dir: Path, passphrase_file: Path | None
 ) -> tuple[Signer | None, list[str]]:
-    """Return the signer of run.json, and at most one warning. The signer is None in an open run, without a
-    key, and if the key here cannot be used. The warning gives the reason in the last case."""
+    """Return the signer of run.json, and a list of at most one warning. The signer is None in an open run, if
+    no key is here, and if the key here cannot be used. Only in the last case there is a warning, which gives
+    the reason."""
     from sfnode.publish.signature import Signer
     from sfnode.store.replay import kept_control, sound_control
     from sfnode.store.run_keys import load_organiser_key, read_passphrase

@@ -1,7 +1,7 @@
 """`sfnode organise hand-over` and `sign`: changes of the organiser's key.
 
-A succession is a file that a running node proposes. Deputies add their votes where their keys are, and any
-node of the run submits the file.
+A succession is a file that names the next key. A running node proposes it. Deputies add their votes on the
+machines where their keys are. Then any node of the run submits the file.
 """
 
 from __future__ import annotations

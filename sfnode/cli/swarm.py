@@ -34,8 +34,8 @@ from sfnode.swarm import MOST_NODES, LocalSwarm
 from sfnode.tasks.verifying import permit
 
 MOST = 0.75
-"""Threshold of the share of updates that count. Below it the output says that many do not count. Some never
-do: they are under way when a run ends, or a defence skips them."""
+"""Minimum share of updates that count. If the share is smaller, the output says so. A few updates never
+count, because they are under way when a run ends, or because a defence skips them."""
 
 MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
 
@@ -131,8 +131,8 @@ def swarm(
 def _made(
     preset: str | None, model: str | None, organised: bool, device: str, dtype: str, folder: Path
 ) -> Manifest:
-    """Return the manifest of a ready-made task. If `model` is given, the manifest's hyperparameters are
-    measured with that model, and the bases are written to `folder`."""
+    """Return the manifest of a ready-made task. If `model` is given, hyperparameters that suit this model are
+    measured, and its bases are written to `folder`."""
     with waiting("loading libraries"):
         from sfnode.models.files import named_folder
         from sfnode.preparing.manifest import build, usual_estimator

@@ -125,7 +125,8 @@ def check(data_dir: Path, device: str) -> Manifest:
 
 
 def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) -> str:
-    """Write the model to the new folder `out`, and describe it. Raises as `Trainer.export`."""
+    """Write the model to the new folder `out`, and return a description of what was written. Raises the
+    errors of `Trainer.export`."""
     with waiting("writing the model"):
         fit = trained.trainer.export(out, "lora" if form == "lora" else "hf", trained.about, rank)
     shown = f"; {fit.in_words}" if fit else ""

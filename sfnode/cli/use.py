@@ -248,7 +248,8 @@ def _line(name: str) -> str:
 
 
 def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
-    """Return the rows of a file, each with the reason why the model cannot answer it; empty if it can.
+    """Return the rows of a file, each with the reason why the model cannot answer it. The reason is empty if
+    the model can.
 
     Raises UserError DATA_* if a column is missing, and for a bad row unless `skip_bad` is set.
     """

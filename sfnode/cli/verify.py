@@ -100,7 +100,7 @@ def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
     """Check the published bases that are stored here, and describe their number; empty for a run without
     published bases.
 
-    Raises UserError BASES_UNUSABLE for bases that do not match.
+    Raises UserError BASES_UNUSABLE for bases with a wrong digest or size.
     """
     from sfnode.models import bases
     from sfnode.store.replay import run_state_of

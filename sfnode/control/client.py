@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 CHUNK = 65_536
-"""Maximum number of bytes that are read at a time."""
+"""Maximum number of bytes that are read from a socket at a time."""
 
 
 def http_request(method: str, path: str, body: Any = None) -> bytes:
@@ -45,7 +45,7 @@ def http_request(method: str, path: str, body: Any = None) -> bytes:
 
 def http_response(received: bytes) -> tuple[int, bytes]:
     """Return the status and the body of a response, given all bytes that the server sent before it closed the
-    connection. Raises ValueError if it is not a complete HTTP response."""
+    connection. Raises ValueError if `received` is not a complete HTTP response."""
     head, _, body = received.partition(b"\r\n\r\n")
     line, *fields = head.decode("latin-1").split("\r\n")
     version, _, status = line.partition(" ")
@@ -109,7 +109,8 @@ EVALUATE_DEADLINE = 3600.0
 """Time limit, in seconds, for an evaluation: a large model is slow on a CPU."""
 
 FEEDS_PAGE = 1000
-"""Number of feeds requested at a time: the maximum of one answer (`sfnode.schema.views.MAX_PAGE`)."""
+"""Number of feeds requested at a time. An answer contains no more than that
+(`sfnode.schema.views.MAX_PAGE`)."""
 
 
 class Client:
@@ -134,11 +135,11 @@ class Client:
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> schema.evaluation.NodeEvaluation:
-        """Evaluate a model on `limit` test rows, or on all if `limit` is 0: with `base` the base model, which
-        is calibrated with `calibrated`, otherwise the model of the last seal (in an open run, of all
-        updates).
+        """Evaluate a model on test rows: with `base` the base model, otherwise the model of the last seal (in
+        an open run, of all updates). With `base` and `calibrated`, the base model is calibrated first.
 
-        With `probe` a linear probe is evaluated, too, if the run trains only a head.
+        `limit` is the number of rows. If it is 0, the manifest determines the number. With `probe`, a linear
+        probe is evaluated, too, if the run trains only a head.
         """
         body = {"base": base, "calibrated": calibrated, "probe": probe, "limit": limit}
         return await self._tell(
@@ -161,7 +162,7 @@ class Client:
         return await self._ask(lambda: schema.views.Feeds, f"/views/feeds?offset={offset}&limit={limit}")
 
     async def every_feed(self) -> list[schema.views.FeedStatus]:
-        """Return all feeds, page by page. A feed that begins meanwhile may be missing."""
+        """Return all feeds, which are requested page by page. A feed that begins meanwhile may be missing."""
         found: list[schema.views.FeedStatus] = []
         while page := (await self.feeds(offset=len(found), limit=FEEDS_PAGE)).feeds:
             found += page
@@ -203,8 +204,8 @@ class Client:
         return await self._ask(_limits, "/limits")
 
     async def limit(self, changes: Mapping[str, Any]) -> Limits:
-        """Replace the limits in `changes`; if one is refused, none is replaced. The value None removes a
-        limit."""
+        """Replace the limits in `changes`. If one of them is refused, no limit is replaced. The value None
+        removes a limit."""
         return await self._tell(_limits, "/limits", dict(changes))
 
     async def organising(self) -> schema.organising.OrganiserStatus:
@@ -220,8 +221,8 @@ class Client:
         return await self._ask(lambda: schema.organising.JoinRequestList, "/organising/petitions")
 
     async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.organising.DecisionResult:
-        """Have the organiser on the node sign an encoded decision, or with `dry_run` only report its
-        changes."""
+        """Have the organiser on the node sign an encoded decision. With `dry_run`, only report what the
+        decision would change."""
         body = {"decision": decision.hex(), "dry_run": dry_run}
         return await self._tell(
             lambda: schema.organising.DecisionResult, "/organising/decision", body, DECISION_DEADLINE
@@ -242,11 +243,11 @@ class Client:
         await self._send("POST", "/organising/stand-in")
 
     async def hand_over(self, key: str) -> None:
-        """Have the organiser on the node hand over to the stand-in with this key (hex)."""
+        """Have the organiser on the node hand its role over to the stand-in with this key (hex)."""
         await self._send("POST", "/organising/hand-over", {"key": key})
 
     async def finish(self) -> None:
-        """Ask the node to complete its step, hand the update over, and end."""
+        """Ask the node to complete the step in progress, hand its updates over to the neighbours, and end."""
         await self._send("POST", "/finish")
 
     async def leave(self) -> None:
@@ -418,7 +419,7 @@ def unchecked(text: bytes) -> Any:
 
 
 def plain(answer: object) -> Any:
-    """Return an answer as plain dicts and lists again, for `json.dumps`."""
+    """Return an answer as plain dicts and lists, for `json.dumps`."""
     if isinstance(answer, UncheckedAnswer):
         return {name: plain(value) for name, value in vars(answer).items()}
     if isinstance(answer, list):

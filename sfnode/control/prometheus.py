@@ -28,10 +28,10 @@ PATH = "/metrics"
 
 INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
 LINK = ("peer", "role")
-"""Labels of the metrics of a link. `INFO` above has the labels of sfnode_info."""
+"""Names of labels: of the metric sfnode_info (INFO), and of the metrics of a link (LINK)."""
 
 ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
-"""Numbers of the alarms (`sfnode.organising.reporting.alarms`)."""
+"""Numbers of the errors that are shown as alarms of a run (`sfnode.organising.reporting.alarms`)."""
 
 
 PAUSES = ("asked", "disk", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
@@ -68,8 +68,8 @@ def _info(status: Status) -> list[MetricSample]:
 
 
 def _flags(names: Iterable[str], true: Collection[str]) -> list[MetricSample]:
-    """Return a sample for each name: 1 if it is in `true`, else 0. If the sample of a state disappeared when
-    the state ends, Prometheus would show the state as lasting."""
+    """Return a sample for each name: 1 if it is in `true`, else 0. Without the samples of 0, Prometheus would
+    go on showing a state that has ended."""
     return [MetricSample((name,), float(name in true)) for name in names]
 
 
@@ -215,8 +215,8 @@ METRICS: Sequence[Described] = (
              "Bytes received over the link to a neighbour."),
 )
 # fmt: on
-"""All metrics. The contributions of origins are only in `GET /views/origins`, because a label for every
-origin would be too many labels."""
+"""All metrics. The contributions of origins are only in `GET /views/origins`: with a label for each origin,
+Prometheus would have to store too many time series."""
 
 
 def _family(described: Described, status: Status) -> Metric:

@@ -78,7 +78,8 @@ async def serve(node: RunningNode, path: Path) -> Callable[[], Awaitable[None]]:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a request that raises with the error as JSON, so that no request ends the node."""
+    """Answer with an error as JSON when the handler of a request raises the error, so that no request ends
+    the node."""
     try:
         return await handler(request)
     except web.HTTPException as fault:
@@ -109,7 +110,7 @@ def post(path: str, act: Callable[..., Any]) -> web.RouteDef:
 
 
 def fields(body: bytes) -> dict[str, Any]:
-    """Return the fields of a request's body; no fields if it is empty. Raises ValidationError."""
+    """Return the fields of a request's body; an empty dict for an empty body. Raises ValidationError."""
     return _FIELDS.validate_json(body or b"{}")
 
 
@@ -130,7 +131,7 @@ async def _awaited(said: Any) -> Any:
 
 
 def error(status: int, text: str, **more: object) -> web.Response:
-    """Return `{"error": text}` and `more` with an HTTP status."""
+    """Return a response with an HTTP status, and with `text` as "error" and the fields `more` in JSON."""
     return web.json_response({"error": text, **more}, status=status)
 
 
@@ -142,7 +143,8 @@ def invalid(fault: ValidationError) -> web.Response:
 
 
 def _view_routes(node: RunningNode) -> list[web.RouteDef]:
-    """Return the routes that do not change the node: they read, or occupy the engine for a while."""
+    """Return the routes that do not change the node. They read its state, or have the engine measure or
+    generate something."""
     views = node.views
 
     def evaluate(
@@ -185,7 +187,7 @@ def _view_routes(node: RunningNode) -> list[web.RouteDef]:
 
 
 MOST_PAUSE = 366 * 24 * 3600
-"""Maximum length of a pause, in seconds. For longer, the owner pauses without an end."""
+"""Maximum length of a pause, in seconds. A longer pause is possible only without an end."""
 
 Seconds = Annotated[float | None, Field(gt=0, le=MOST_PAUSE)]
 

@@ -22,8 +22,8 @@ from aiohttp.typedefs import Middleware
 from sfnode.logging import log
 
 MOST_VISITORS = 100
-"""Maximum number of simultaneous connections of a server; a browser opens six. With three servers, a node
-keeps two thirds of the 1,024 descriptors that many systems allow."""
+"""Maximum number of simultaneous connections of a server. A browser opens six. Three full servers take less
+than a third of the 1,024 descriptors that many systems allow a process."""
 
 HEADERS_DEADLINE = 10.0
 """Time limit for the headers of each request, in seconds. aiohttp 3.14.0 and older do not apply it to the
@@ -36,7 +36,7 @@ BACKLOG = 128
 """Maximum number of connections that wait in the kernel to be accepted. asyncio's listeners have 100."""
 
 STOP_GRACE = 0.3
-"""Time, in seconds, for unfinished answers when a server stops."""
+"""Maximum time, in seconds, for which a server that stops waits for unfinished answers."""
 
 
 def bind(host: str, port: int) -> socket.socket:

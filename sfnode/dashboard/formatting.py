@@ -31,7 +31,7 @@ REACHES = {
 """Warnings about an invitation, keyed by the networks from which its addresses can be reached (`Reach`)."""
 
 UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
-"""Units of the other limits, keyed by the limit's name."""
+"""Units of limits that are not in SIZES, keyed by the limit's name."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -39,13 +39,14 @@ _PLAIN = dict(zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", str
 
 
 def plain(text: str) -> str:
-    """Replace characters that a terminal without Unicode cannot show with ASCII characters."""
+    """Return a text in ASCII, for a terminal without Unicode. Characters of bars and curves become similar
+    ASCII characters, and all others become `?`."""
     return "".join(_PLAIN.get(letter, letter if letter.isascii() else "?") for letter in text)
 
 
 def printable(text: str) -> str:
-    """Replace every invisible character with one visible character, for tables whose column widths are
-    computed."""
+    """Replace every invisible character with one visible character. A table can then compute the widths of
+    its columns."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
@@ -55,21 +56,21 @@ def count(number: int) -> str:
 
 
 def nats(worth: int) -> str:
-    """Format a worth in units of 10^-9 nats: `+0.041250000`, with every digit."""
+    """Format a number of 10^-9 nats in nats, with every digit: 41250000 as `+0.041250000`."""
     whole, part = divmod(abs(worth), 10**9)
     return f"{'-' if worth < 0 else '+'}{whole}.{part:09}"
 
 
 def evidence_in_words(one: EvidenceStatus) -> str:
-    """Format the evidence on a member's work: `evidence 1.24, agreement 0.95`. If the work was too large in
-    some of the latest epochs, add `, an outlier in 12 % of its latest epochs`."""
+    """Format the evidence on a member's work: `evidence 1.24, agreement 0.95`. If the member's updates were
+    far too large in some of its latest epochs, add `, an outlier in 12 % of its latest epochs`."""
     said = f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
     percent = round(100 * one.outlier_share)
     return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
 
 
 def delay(seconds: float | None) -> str:
-    """Format a round trip: `0.4 ms`, `12 ms`, `1.3 s`."""
+    """Format the time of a round trip: `0.4 ms`, `12 ms`, `1.3 s`; `-` for None."""
     if seconds is None:
         return "-"
     if seconds >= 0.9995:
@@ -78,27 +79,29 @@ def delay(seconds: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Format 0.5 as `50 %`, 0.0123 as `1.2 %` and -0.03 as `-3.0 %`; only zero is `0 %`."""
+    """Format 0.5 as `50 %`, 0.0123 as `1.2 %` and -0.03 as `-3.0 %`. Only zero is `0 %`; smaller shares than
+    0.05 % are `< 0.1 %`."""
     if 0 < abs(share) < 0.0005:
         return "< 0.1 %"
     return f"{100 * share:.{0 if abs(share) >= 0.0995 or not share else 1}f} %"
 
 
 def short(name: str, width: int = 12) -> str:
-    """Return the last characters of a long id, because peer ids begin alike."""
+    """Shorten a long id to its last characters. The first characters are the same in most peer ids."""
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
 def beside(found: Evaluation, digits: int = 4) -> str:
-    """Format the trained quantity that is shown after a metric's value: `, loss 0.6870`, or in a reward run
-    `, mean reward 0.3130`."""
+    """Format the quantity by which the model is trained, to follow the value of a metric: `, loss 0.6870`, or
+    in a reward run `, mean reward 0.3130`."""
     trained = metric_of(found.metric).trained
     return f", {trained.name} {trained.of(found.loss):.{digits}f}"
 
 
 def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
-    """Format a linear probe's result on the held-out rows of the model. If the probe is better than the
-    model, add the advice to train on, with the command `fork` unless that is empty."""
+    """Format a linear probe's result on the held-out rows on which the model was measured. If the probe is
+    better than the model, advise to continue the training. The advice names the command `fork` unless it is
+    empty."""
     said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
     if not probe.better:
         return [said]
@@ -108,8 +111,8 @@ def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
 
 
 def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
-    """Format the results of baselines without a model on the held-out rows of the model, and how to install
-    TF-IDF if it is missing."""
+    """Format the results of baselines, which are classifiers without a language model, on the held-out rows
+    on which the model was measured. If the baseline TF-IDF is not installed, say how to install it."""
     said = [
         f"{one.name} of {count(one.rows)} training rows: {measured(one)}{beside(one, 3)}" for one in found
     ]
@@ -127,7 +130,7 @@ def term_in_words(term: int) -> str:
 
 
 def health_in_words(health: HealthStatus) -> str:
-    """Compare a run's model with the base model and its own best, in words."""
+    """Describe how good a run's latest model is, beside the base model and the run's best model."""
     if health.latest is None:
         return "nothing was evaluated yet"
     latest, base, calibrated = health.latest, health.base, health.calibrated
@@ -144,13 +147,13 @@ def _value(found: Evaluation) -> str:
 
 
 def download_in_words(fetch: FetchStatus) -> str:
-    """Name the object of a download in plain words instead of the protocol's terms."""
+    """Describe the object of a download in plain words instead of the protocol's terms."""
     return "directions of training" if fetch.what == "bases" else fetch.what
 
 
 def qr_svg(link: str) -> str:
-    """Draw a link as a QR code: an SVG without width and height. It is safe markup: segno writes numbers
-    only."""
+    """Draw a link as a QR code, an SVG without width and height. The SVG is safe as markup, because segno
+    writes only numbers into it."""
     import segno
 
     drawing = BytesIO()
@@ -176,14 +179,14 @@ def _limit(name: str, value: Any) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """Draw a bar that is filled from the left."""
+    """Draw a bar of `width` characters, whose left part is filled by the given share."""
     filled = round(max(0.0, min(1.0, share)) * width)
     return "█" * filled + "░" * (width - filled)
 
 
 def spark(values: Sequence[float | None], width: int) -> str:
-    """Draw values as at most `width` block characters. The height of each is the mean of the values that it
-    stands for, without None, infinite values and NaN."""
+    """Draw values as at most `width` block characters. Each character stands for some consecutive values, and
+    its height shows their mean. None, infinite values and NaN are left out."""
     there = [value for value in values if value is not None and math.isfinite(value)]
     many = min(width, len(there))
     shown = [fmean(there[len(there) * n // many : len(there) * (n + 1) // many]) for n in range(many)]

@@ -3,7 +3,8 @@
 Pure: independent of terminal, keyboard and client. Strangers' texts are drawn as rich's Text, never as
 markup, and control characters in them are replaced.
 
-Each name is shown with the beginning of its key, because anybody may choose any name, but nobody a key.
+Each name is shown with the beginning of its key. Anybody may choose any name, but nobody can choose another's
+key.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ HEADLINE_LINES = 2
 """Number of lines for the headline, a sentence on whether the model gets better."""
 
 WIDE = 140
-"""Minimum width, in columns, at which two tables are shown side by side."""
+"""Minimum width of a terminal, in columns, at which the tables of neighbours and origins are shown side by
+side."""
 
 TALL = 30
-"""Minimum height, in lines, at which this node's contribution and use of its machine are shown."""
+"""Minimum height of a terminal, in lines, at which this node's contribution and its use of the machine are
+shown."""
 
 COURSE = 24
-"""Width, in columns, of the curve of results beside the headline."""
+"""Maximum width, in columns, of the curve of evaluation results beside the headline."""
 
 GAP = 4
 """Number of columns between two tables."""
@@ -69,8 +72,8 @@ ORIGIN_ROWS = 50
 """Number of origins requested at a time: as many as a tall terminal has lines for."""
 
 ROOMY = 100
-"""Minimum width, in columns, at which bytes are shown beside names. In narrower terminals names need the
-space."""
+"""Minimum width of the table of neighbours, in columns, at which it shows the bytes sent and received. A
+narrower table needs the space for names."""
 
 
 class Shown(NamedTuple):
@@ -92,7 +95,7 @@ class Shown(NamedTuple):
 
 
 def frame(shown: Shown, width: int, height: int) -> list[Text]:
-    """Return the lines of one frame, at most `height` of at most `width` columns."""
+    """Return the lines of one frame: at most `height` lines, each of at most `width` columns."""
     found = quality(shown.now.status, shown.curves.measurements, shown.evaluations)
     said = [*_alarm(shown.now, width), *_headline(found, width), *_doing(shown.now, width)]
     limits = _limits(shown.now, width)
@@ -109,7 +112,8 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
 
 
 def _drift(now: Now) -> list[Text]:
-    """Describe the drift of the model that was evaluated last; empty before an evaluation."""
+    """Return a line on the drift of the model that was evaluated last: its distance from the base model.
+    There is no line before the first evaluation."""
     found = now.status.drift
     return [Text(f"{moved_in_words(found.distance)}.".capitalize(), "dim")] if found else []
 
@@ -166,7 +170,7 @@ def _title(now: Now, width: int) -> Text:
 
 
 def _alarm(now: Now, width: int) -> list[Text]:
-    """Draw the most severe alarm, and the number of the others."""
+    """Draw the most severe alarm and, if there are several, their number."""
     found = alarms(now.status)
     more = f"(1 of {len(found)}: see sfnode status) " if len(found) > 1 else ""
     lines = (wrap(more + words.text, width, max_lines=ALARM_LINES, placeholder="…") for words in found[:1])
@@ -209,7 +213,8 @@ def _progress(name: str, share: float, words: str, left: float | None, width: in
 
 
 def _courses(shown: Shown, width: int) -> list[Text]:
-    """Draw the loss and the rate: current value, curve and range of each."""
+    """Draw a line for the loss (or mean reward) and a line for the rate of updates. Each has the current
+    value, the curve, and the range of the curve."""
     c, p, s = shown.curves, shown.now.progress, shown.now.status
     trained = trained_by(s.task)
     losses = [None if loss is None else trained.of(loss) for loss in c.loss]
@@ -235,7 +240,8 @@ def _number(value: float | None) -> str:
 
 
 def _state(now: Now) -> Text:
-    """Draw a line on the neighbours' agreement and lag, and on this node's missing updates."""
+    """Draw a line that says how many neighbours have this node's model, how far neighbours lag, and how many
+    updates this node lacks."""
     words = together(now)
     line = Text().append("neighbours  ", "bold").append(words.text, STYLES[words.mood])
     if now.near:
@@ -262,7 +268,8 @@ def _machine(now: Now) -> list[Text]:
 
 
 def _devices(now: Now) -> Text:
-    """Draw the measurements of each of several devices."""
+    """Draw, for each of several devices, the number of updates that it has computed and whether it has
+    failed."""
     line = Text().append("devices", "bold")
     for device in now.status.devices:
         line.append(f"  {device.name}: ").append(f"{count(device.updates)} updates")
@@ -280,7 +287,8 @@ def _limits(now: Now, width: int) -> list[Text]:
 
 
 def _tables(shown: Shown, width: int, room: int) -> list[Text]:
-    """Draw a table of the neighbours, one of the origins, or both if they are wanted and there is room."""
+    """Draw the table of neighbours, the table of origins, or both side by side. Both are drawn if the origins
+    are wanted, but not alone, and the terminal is wide enough."""
     if shown.origins is None:
         return _drawn(peers(shown.now, width, room), width)
     if width < WIDE or shown.only_origins:
@@ -308,7 +316,7 @@ def _foot(shown: Shown) -> Text:
 
 
 def peers(now: Now, width: int, room: int) -> Group:
-    """Draw as many neighbours as there is room for."""
+    """Draw the table of neighbours, with as many of them as fit in `room` lines."""
     traffic = ("out", "in") if width >= ROOMY else ()
     table = _table(
         "peer", "key", "role", "latency", *traffic, "lag", "state", numbers=("latency", "lag", "out", "in")
@@ -324,7 +332,8 @@ def peers(now: Now, width: int, room: int) -> Group:
 
 
 def origins(page: Origins, room: int) -> Group:
-    """Draw the origins with the greatest worth or, if no worth was measured, with the most updates."""
+    """Draw the table of origins, with as many of them as fit in `room` lines. Origins with the greatest worth
+    come first or, if no worth was measured, those with the most updates."""
     gain = ["gain"] if any(one.gain_share is not None for one in page.origins) else []
     numbers = ("rank", "updates", "share", "gain")
     table = _table("rank", "who", "key", "updates", "share", *gain, "team", numbers=numbers)

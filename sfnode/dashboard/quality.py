@@ -39,9 +39,10 @@ class Point:
     low: float
     high: float
     count: int
-    """Number of rows."""
+    """Number of rows on which the model was evaluated."""
     name: str = ""
-    """Name of a result of the base model, with which other results are compared; empty for other results."""
+    """Name of a result of the base model, such as `before training`; empty for a result of the trained
+    model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Quality:
     across: str
     """Unit of the x-axis, `round` or `updates`."""
     compared: list[Point]
-    """Results of the base model. The first result is calibrated if the model's results are, and uncalibrated
-    if they are not. The second, if there is one, is the opposite."""
+    """Results of the base model, at most two: one with its prior over the answers subtracted (calibrated) and
+    one without. The first is, if possible, of the same kind as the trained model's results."""
     now: Point | None
     best: Point | None
     points: list[Point]
@@ -86,7 +87,7 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
 
 
 def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
-    """Return the quality of the model from this node's evaluations on test rows."""
+    """Return the quality of an open run's model, from this node's evaluations on test rows."""
     ours = [m for m in measurements if not m.base]
     if not ours:
         asks = "ask a trainer to measure it" if s.role == "relay" else "measure it here"
@@ -110,8 +111,8 @@ def _told(
     base: Evaluation | None,
     early: str = "",
 ) -> Quality:
-    """Return `found` with its headline: a sentence on the last result or, if there is no result, on the
-    reason `early` for that."""
+    """Return `found`, completed with its headline and the base model's results. The headline is a sentence on
+    the result `latest`. If that is None, the sentence gives the reason, `early`."""
     compared = [*([_point(base, 0, BEFORE)] if base else []), *found.compared]
     course = [one.value for one in (*compared[:1], *found.points)]
     if latest is None:
@@ -145,7 +146,7 @@ def quality(
 
 
 def verdict(health: RunHealth, latest: Evaluation | None, base: Evaluation | None, *, rises: bool) -> Words:
-    """Return a sentence on whether a model gets better, the same in every view.
+    """Return a sentence on whether a model is better than before training, the same in every view.
 
     `rises`: whether the results still get better, and the run is not complete.
     """
@@ -172,7 +173,7 @@ def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
     """Return whether the results of a model still get better.
 
     They do if the gain over the last third of `course` exceeds `noise`, such as half the width of a 95 %
-    interval. `course` begins with the base model's result.
+    interval. `course` has the results in order, the base model's first.
     """
     if len(course) < 2:
         return False
@@ -181,7 +182,8 @@ def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
 
 
 def _by(latest: Evaluation, base: Evaluation | None, word: str = "better") -> str:
-    """Return `Better by 3.1 points`, or `Better than before training` if the difference cannot be stated."""
+    """Return `Better by 3.1 points`, or `Better than before training` if the difference cannot be stated.
+    `word` replaces `better`."""
     by = better_by(latest.metric, base.value, latest.value) if base else ""
     return (by if by.startswith(word) else f"{word} than {BEFORE}").capitalize()
 
@@ -197,8 +199,8 @@ def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
 
 
 def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
-    """Return a sentence on the mean reward, now and before training. It is empty unless the run is a reward
-    run, because few people understand losses."""
+    """Return a sentence on the mean reward now and before training. Outside a reward run the text is empty,
+    because few people understand a loss."""
     trained = metric_of(latest.metric).trained if latest else LOSS
     if latest is None or not trained.rises:
         return ""

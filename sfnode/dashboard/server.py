@@ -148,9 +148,9 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve the dashboard within the block, and yield the URL to open.
 
-    Every user of this machine can reach the dashboard, and users of other machines perhaps, too. So a token
-    is generated if none is given. If `control` is set, a visitor with the token may also pause, limit and end
-    the node. Raises UserError PORT_IN_USE.
+    Every user of this machine can reach the dashboard and, depending on `host`, users of other machines can,
+    too. So a token is generated if none is given. If `control` is set, a visitor with the token may also
+    pause, limit and end the node. Raises UserError PORT_IN_USE.
     """
     token = token or secrets.token_urlsafe(24)
     listener = _bind(host, port)
@@ -198,7 +198,7 @@ def _pages() -> list[web.RouteDef]:
 
 
 def _answers(client: Client, control: bool) -> list[web.RouteDef]:
-    """Return the routes of the page's requests."""
+    """Return the routes by which the page asks the node for information, evaluations and generated text."""
 
     async def about() -> Any:
         found = await client.about()
@@ -302,7 +302,8 @@ def _orders(client: Client, control: bool) -> list[web.RouteDef]:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as JSON. Status 503 means that no node answers yet, so that the page waits."""
+    """Answer a request that failed with its error, as JSON. Status 503 tells the page that no node answers
+    yet, and the page then waits."""
     try:
         return await handler(request)
     except ValidationError as error:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sfnode.schema.views import Curves, OwnStanding, Progress, Swarm, SwarmNode
 
 PATIENCE = 30.0
-"""Seconds for which neighbours' digests may differ before a warning. While updates are under way, two nodes
-rarely have the same set of updates."""
+"""Seconds for which a neighbour's digest may differ from this node's before the views warn. Short differences
+are normal, because new updates reach two nodes at different times."""
 
 MEASURED_ROWS = 200
 """Number of test rows of an evaluation that the dashboard requests. Evaluating them takes seconds on a CPU.
@@ -36,7 +36,7 @@ class Mood(StrEnum):
     GOOD = "good"
     NEUTRAL = "neutral"
     WARN = "warn"
-    """The owner should do something about it."""
+    """Tone of a sentence that the owner should notice, although it reports no fault."""
     BAD = "bad"
 
 
@@ -48,7 +48,7 @@ class Words(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The node's answers that change all the time, requested together."""
+    """The answers of a node that change all the time, requested together."""
 
     status: Status
     progress: Progress
@@ -75,10 +75,10 @@ async def look_at_all(client: Client) -> tuple[Now, Curves]:
 
 
 async def measure(client: Client) -> None:
-    """Ask the node to evaluate the model of the last seal (open run: as of now).
+    """Ask the node to evaluate the model of the last seal or, in an open run, the current model.
 
-    The base model is evaluated first, unless it was evaluated before: uncalibrated and, if its prior can be
-    measured, calibrated. Raises UserError.
+    Before that, the node evaluates the base model, unless it did so earlier. There are two results of the
+    base model: uncalibrated and, if its prior over the answers can be measured, calibrated. Raises UserError.
     """
     known = (await client.curves()).measurements
     if base_of(known) is None:
@@ -131,7 +131,7 @@ PASSING: dict[str, str] = {
 
 
 def doing_in(s: Status) -> Words:
-    """Describe the activity of a node in this state."""
+    """Describe a node's activity by its status alone."""
     share = percent(s.contributed / max(s.known, 1))
     match s.state:
         case NodeState.TRAINING if not s.contributed:
@@ -162,8 +162,8 @@ def doing_in(s: Status) -> Words:
 
 
 def _room(s: Status) -> str:
-    """Describe how many updates this member of an organised run may still make in the open epoch; empty for
-    others."""
+    """Describe how many updates this node may still make in the open epoch; empty if it is no member of an
+    organised run."""
     run = s.organised
     if run is None or run.room is None or run.quota is None:
         return ""
@@ -171,12 +171,12 @@ def _room(s: Status) -> str:
 
 
 def _busy(s: Status) -> str:
-    """Describe the model's work other than updates; empty without such work."""
+    """Describe the node's work besides updates, such as an evaluation; empty without such work."""
     return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 
 def agreement(node: SwarmNode, known: int) -> Words:
-    """Compare a neighbour's state with this node's, which has `known` updates."""
+    """Describe how a neighbour's model compares with the model of this node, which has `known` updates."""
     if node.agrees:
         return Words("same model", Mood.GOOD)
     if node.known < known:
@@ -187,7 +187,8 @@ def agreement(node: SwarmNode, known: int) -> Words:
 
 
 def together(now: Now) -> Words:
-    """Compare all neighbours' states with this node's. Differences are normal while updates are under way."""
+    """Describe whether the neighbours have this node's model. A difference counts only after PATIENCE,
+    because new updates reach nodes at different times."""
     moods = [agreement(node, now.known).mood for node in now.near]
     if not moods:
         return Words("no neighbours", Mood.WARN)

@@ -1,6 +1,6 @@
-"""`sfnode top`: requests a node's state once a second and keeps a terminal up to date, until q is pressed.
+"""`sfnode top`: requests a node's state once a second and redraws the terminal, until q is pressed.
 
-If no node runs, it shows that, and waits for one.
+While no node runs, the terminal says so, and `sfnode top` waits for a node.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INTERVAL = 1.0
 """Seconds between frames."""
 
 BACKGROUND_INTERVAL = 5.0
-"""Seconds between two requests for slowly changing answers."""
+"""Seconds between two requests for the answers in `Background`, which change slowly."""
 
 QUIT = frozenset("qQ\x03\x04\x1b")
 """Keys that quit: q, Ctrl-C, Ctrl-D and Escape."""
@@ -56,7 +56,8 @@ def can_be_kept_up_to_date(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 async def once(client: Client, console: Console) -> None:
-    """Print one frame, with a line left for the shell's prompt. Raises UserError NODE_NOT_RUNNING."""
+    """Print one frame, one line shorter than the terminal, because the shell's prompt needs a line. Raises
+    UserError NODE_NOT_RUNNING."""
     now, curves = await look_at_all(client)
     background = await look_behind(client, organised=now.status.organised is not None)
     origins = await client.origins(limit=ORIGIN_ROWS) if console.width >= WIDE else None
@@ -69,11 +70,13 @@ async def once(client: Client, console: Console) -> None:
 
 
 Background = tuple[Sequence["EpochEvaluation"], "OwnStanding"]
-"""The node's answers that change only with a seal or after minutes of work."""
+"""The node's answers that change slowly: the organiser's evaluations, which change with a seal, and the
+node's contribution, which changes after minutes of work."""
 
 
 async def look_behind(client: Client, *, organised: bool) -> Background:
-    """Ask the node for the slowly changing answers. Raises UserError NODE_NOT_RUNNING."""
+    """Ask the node for the organiser's evaluations and for its own contribution. Raises UserError
+    NODE_NOT_RUNNING."""
     evaluations = (await client.organising()).evaluations if organised else ()
     return evaluations, await client.standing()
 
@@ -92,7 +95,7 @@ class Top:
         """Whether origins are shown in place of the neighbours."""
         self._behind: Background | None = None
         self._behind_at = float("-inf")
-        """Time of the last request for the slowly changing answers."""
+        """Time of the last request for the answers in `_behind`, which change slowly."""
         self._note = ""
 
     async def run(self) -> None:
@@ -177,14 +180,14 @@ class Top:
 
 
 def _fitting(lines: list[Text], console: Console) -> list[Text]:
-    """Return the lines, with characters that the terminal cannot show replaced."""
+    """Return the lines. If the terminal cannot show Unicode, the lines are reduced to ASCII."""
     knows = console.encoding.lower().startswith("utf") and os.environ.get("TERM") not in PLAIN
     return lines if knows else ascii_only(lines)
 
 
 @contextmanager
 def _single_keys() -> Iterator[None]:
-    """Read single keys without echo, within the block."""
+    """Have the terminal pass on each key at once, without echo, within the block."""
     before = termios.tcgetattr(sys.stdin.fileno())
     _one_by_one()
     try:

@@ -151,8 +151,8 @@ def look_at_device(name: str) -> CheckFinding:
 
 
 def _why_unused(said: list[warnings.WarningMessage]) -> tuple[str, str]:
-    """Return the reason why torch does not use the GPU (it is a build without CUDA, or it warned), and the
-    fix."""
+    """Return the reason why torch does not use the GPU, and the fix. Torch is a build without CUDA, or has
+    given the reason in a warning."""
     import torch
 
     cuda = torch.version.cuda
@@ -269,8 +269,8 @@ def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
-    """Look for errors that would keep a trainer from starting, and time steps. Returns None if no run is
-    known, or if timing takes long and was not requested."""
+    """Look for errors that would keep a trainer from starting, and measure the duration of its steps. Returns
+    None if no run is known, or if measuring takes long and was not requested."""
     if manifest is None:
         return None
     try:
@@ -305,7 +305,7 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
 
 
 def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> float:
-    """Load model and rows as a node does, time steps, and return the updates per hour."""
+    """Load model and rows as a node does, measure the duration of steps, and return the updates per hour."""
     from sfnode.engine.trainer import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
 

@@ -1,4 +1,4 @@
-"""Examines the data folder's disk: room, durable writes, locks.
+"""Examines the data folder's disk: free space, durable writes, locks.
 
 Tests the folder, or its nearest parent that exists, and leaves nothing there.
 """
@@ -101,7 +101,7 @@ def _locks(path: str) -> bool:
 
 def _write(descriptor: int, folder: Path) -> float:
     """Return the duration, in seconds, of a small durable write like the log's. Before that, write PROBE
-    bytes to test whether there is room."""
+    bytes to test whether the disk is full."""
     os.write(descriptor, bytes(PROBE))
     os.fsync(descriptor)
     begin = time.perf_counter()

@@ -73,7 +73,7 @@ RELAY_DEADLINE = 6.0
 """Deadline, in seconds, for a connection through a relay, which usually takes 1 or 2 s."""
 
 MAX_REMEMBERED = 5
-"""Maximum number of peers from earlier sessions that are visited if no peer is named."""
+"""Maximum number of peers, met in earlier runs of the node, that are visited if no peer is named."""
 
 _RELAYED = {
     1: "Join with --auto-relay and name a second peer that relays, or forward",
@@ -131,7 +131,7 @@ class Examiner:
             self._run_finding = refused(subject, error)
 
     def _remembered(self) -> tuple[str, ...]:
-        """Return the peers that the node of this folder met in earlier sessions."""
+        """Return the peers that the node of this data folder has met and remembered."""
         log = Layout(self._case.data_dir).log
         if self._local is None or not log.exists():
             return ()
@@ -140,8 +140,8 @@ class Examiner:
         return ()
 
     async def _once(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `make`, which is called once for all checks. It continues if a check stops
-        waiting."""
+        """Return the result of `make`, which is called only once for all checks. The call continues if a
+        check stops waiting for it."""
         if name not in self._shared:
             self._shared[name] = asyncio.create_task(make())
         result: T = await asyncio.shield(self._shared[name])

@@ -17,7 +17,8 @@ Verdict = Literal["ok", "note", "problem"]
 
 
 class Subject(IntEnum):
-    """Subjects by number: 1x clock, 2x disk, 3x computing, 4x own network, 5x peers, 6x run, 9x command."""
+    """Subjects of findings, with numbers by area: 1x clock, 2x disk, 3x computing, 4x own network, 5x peers,
+    6x run, 9x command."""
 
     CLOCK = 10
     DATA_FOLDER = 20
@@ -72,7 +73,7 @@ class Examination(BaseModel):
 
 
 def number(subject: Subject) -> str:
-    """Format a subject's number: SD010."""
+    """Format a subject's number, for example SD010."""
     return f"SD{subject:03d}"
 
 

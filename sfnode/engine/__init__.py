@@ -1,4 +1,4 @@
-"""The engine: from a set of updates to weights, and from weights and data to the next update.
+"""The engine. It computes weights from a set of updates, and the next update from weights and data.
 
 It knows tensors and data, and reads models and data from disk; it knows no network and no event loop.
 """

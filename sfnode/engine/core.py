@@ -1,10 +1,10 @@
-"""The exact state of a run: one int64 accumulator per subspace and target (SPEC U4, U11), r x r in a
-zeroth-order run.
+"""The exact state of a run: one int64 matrix per subspace and target, in which updates are summed (SPEC U4,
+U11). In a zeroth-order run the matrices are r x r.
 
-In an open run every epoch has its own subspace. Integer addition commutes: any order, batching and delay of
-the same updates gives the same bits. Sums are modulo 2^64, so subtracting an update leaves no trace. This
-module guards that property, and so uses neither floats nor torch. It does not detect duplicates; the frontier
-does (SPEC).
+In an open run every epoch has its own subspace. Integer addition commutes, so the same updates give the same
+bits in any order, with any batching and any delay. Sums are modulo 2^64, so subtracting an update leaves no
+trace. To keep sums exact, this module uses neither floats nor torch. It does not detect duplicate updates;
+the frontier does (SPEC).
 """
 
 from __future__ import annotations
@@ -18,50 +18,52 @@ import numpy as np
 from sfprotocol.seeds import I64, U64, coordinates
 
 CHUNK_ENTRIES = 1 << 14
-"""Maximum number of updates times layers that are handled at a time. Temporaries of 128 KiB stay in the
-processor's cache, and no single numpy call holds the interpreter's lock for a millisecond."""
+"""Maximum product of the number of updates and the number of layers that are processed at a time. Temporary
+arrays of 128 KiB stay in the processor's cache, and no single numpy call holds the interpreter's lock for a
+millisecond."""
 
 FEW = 4
-"""Divisor of a layer's number of entries: an epoch with that many updates stores its core as one array. With
-fewer updates the core is a list of updates, which takes less than half of the array's memory. At rank 32 a
-single update takes 1/512 of the array's memory."""
+"""Divisor of a layer's number of entries. An epoch whose number of updates reaches the quotient stores its
+core as one array. With fewer updates the core is a list of updates, which takes less than half of the array's
+memory. At rank 32 a single update takes 1/512 of the array's memory."""
 
 
 class UpdateBatch(NamedTuple):
-    """n updates as columns; each array has shape (n,) unless told otherwise."""
+    """n updates as columns. Each array has shape (n,) unless its description says otherwise."""
 
     epochs: I64
-    """Number of the subspace that each update changes, from 0. In an open run it is the epoch of the update's
-    label."""
+    """Number of the subspace that each update changes, counted from 0. In an open run this number equals the
+    epoch with which the update is labelled (SPEC U5)."""
     seeds: U64
     scalars: I64
-    """Quantised derivatives, in units of scalar_delta. In an organised run each is multiplied by its update's
-    weight. In a first-order run the shape is (n, cells)."""
+    """Quantised derivatives, in units of scalar_delta. In an organised run each scalar is multiplied by its
+    update's integer weight, which contains rate and factor. In a first-order run the shape is (n, cells)."""
 
 
 class Core:
-    """The sum of all updates: `A[epoch][layer][i, j] += sign * scalar` for each (SPEC U4). In a first-order
-    run each update adds its scalars to all entries, in their order.
+    """The sum of all updates. An update adds `sign * scalar` to one entry `A[epoch][layer][i, j]` of every
+    layer (SPEC U4). In a first-order run it has a scalar for every entry, and adds each scalar to its entry.
 
     Memory and time for an epoch grow with the number of its updates. If every epoch took a whole array,
-    anybody could fill the memory with a few updates that name many epochs.
+    anybody could fill the memory with a few updates labelled with many different epochs.
     """
 
     def __init__(self, layers: int, rows: int, columns: int = 0) -> None:
         """Begin with zeros of this shape (`Manifest.core_shape`). Without `columns` layers are square."""
         self.shape = layers, rows, columns or rows
-        """Layers, and the rows and columns of each."""
+        """Number of layers, and numbers of rows and columns of each layer."""
         self._cores: dict[int, _EpochCore] = {}
         self._hashed: dict[int, hashlib.blake2b] = {}
-        """State of the digest's hash after each epoch, in ascending order of epochs. The first changed epoch
-        and all later epochs are missing."""
+        """Hash object of the digest after each epoch, in ascending order of epochs. There is none for the
+        first epoch that has changed since the last digest, nor for later epochs."""
 
     def add(self, batch: UpdateBatch, *others: Core) -> None:
         """Add updates to this core and to `others`, which have the same shape. The caller must add no update
         twice.
 
         Computing which entries an update changes takes several times as long as changing them, so one call
-        serves several cores. Negated scalars subtract an update again. Updates with scalar 0 are left out.
+        serves several cores. Adding an update with its scalar negated subtracts it. Updates with scalar 0 are
+        skipped.
         """
         if batch.scalars.ndim == 2:
             self._add_cells(batch, others)
@@ -100,8 +102,8 @@ class Core:
         return sorted(epoch for epoch, core in self._cores.items() if core.any())
 
     def touched(self) -> list[int]:
-        """Return the epochs that have updates, ascending. Cheaper than `epochs`; includes epochs whose
-        updates cancel."""
+        """Return the epochs that have updates, ascending, including epochs whose updates cancel. This is
+        cheaper than `epochs`."""
         return sorted(self._cores)
 
     def newest(self) -> int:
@@ -120,7 +122,7 @@ class Core:
         return _read_only(np.zeros(self.shape[1:], np.int64) if core is None else core.layer(layer))
 
     def forget(self, layers: Sequence[int], epochs: Sequence[int] | None = None) -> None:
-        """Set these layers to zero in these epochs, by default in all."""
+        """Set these layers to zero in these epochs, by default in all epochs."""
         for epoch in list(self._cores) if epochs is None else epochs:
             self._changes(epoch)
             if not self._cores[epoch].forget(layers):
@@ -160,9 +162,11 @@ class Core:
 
 
 def digest(cores: Iterable[tuple[int, I64]]) -> bytes:
-    """Return BLAKE2b-256 over these cores, which are not zero and in ascending order of epochs (SPEC D5).
+    """Return BLAKE2b-256 over these pairs of epoch and core (SPEC D5). Cores must not be zero, and epochs
+    must ascend.
 
-    Each contributes its epoch (8 bytes, big-endian) and its entries (int64, little-endian, C order).
+    Each pair contributes its epoch (8 bytes, big-endian) and the core's entries (int64, little-endian, C
+    order).
     """
     state = hashlib.blake2b(digest_size=32)
     for epoch, entries in cores:
@@ -242,7 +246,7 @@ class _EpochCore:
         return core
 
     def forget(self, layers: Sequence[int]) -> bool:
-        """Set these layers to zero; return whether anything is left."""
+        """Set these layers to zero. Return whether the other layers may still have changes."""
         if self._dense is not None:
             self._dense[layers] = 0
             return bool(self._dense.any())

@@ -2,7 +2,7 @@
 other new folder.
 
 Files are written to a scratch folder beside it, which is then renamed. This module does not import torch, so
-that a bad destination is refused before anything slow is loaded.
+a caller can refuse a bad destination before it loads torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PARTIAL = ".partial"
 
 
 def require_new(out: Path) -> None:
-    """Raise UserError BAD_OPTION unless `out` is missing or an empty folder, and its parent is writable."""
+    """Raise UserError BAD_OPTION if `out` is anything but a missing or empty folder, or if its nearest
+    existing parent is no folder that can be written to."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             Code.BAD_OPTION, f"{out} exists already", "Name a new folder, or remove that one first."
@@ -34,7 +35,8 @@ def require_new(out: Path) -> None:
 
 
 def no_adapter(target: str) -> UserError:
-    """Return the error for an adapter of a run that trains `target`, which is a vector or an embedding."""
+    """Return the error for exporting a LoRA adapter from a run that trains `target`, which is a vector or an
+    embedding."""
     return UserError(
         Code.BAD_OPTION, f"the run trains {target}, which a LoRA adapter cannot hold", "Use --format hf."
     )

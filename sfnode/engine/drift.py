@@ -1,8 +1,8 @@
-"""Drift of a model from its base: the distance between their weights, and the change of predictions on texts
-outside the task. The texts are the lines of NEUTRAL, and what the base model appends to them. Drift shows
-forgetting, which long runs of evolution strategies cause.
+"""Drift of a model from its base model: the distance between their weights, and the change of predictions on
+texts outside the task. The texts are the lines of NEUTRAL, each with the base model's continuation. Drift
+shows how much the model forgets, which happens in long runs of evolution strategies.
 
-This module only measures; nothing here feeds back into a run. It knows cores, bases and a model, but neither
+This module only measures; no result feeds back into a run. It knows cores, bases and a model, but neither
 updates nor the task.
 """
 
@@ -41,23 +41,23 @@ Please keep this door closed. If you need help, ring the bell, and somebody will
 Early maps of the coast were drawn by sailors, who measured the depth of the water with a rope.
 When the children had finished their work, they carried the chairs inside and swept the floor.
 """
-"""Texts outside any task, written for this purpose, one on each line."""
+"""Texts that belong to no task, one on each line. They were written for measuring drift."""
 
 WRITTEN = 16
-"""Number of tokens that the base model appends to each line, always the likeliest one."""
+"""Number of tokens that the base model appends to each line of NEUTRAL, by greedy decoding."""
 
 TOKENS = 512
-"""Maximum number of predicted tokens. A few hundred tokens give the mean to within a few percent, and take a
-fraction of a second on small models."""
+"""Maximum number of tokens whose predictions are compared. A few hundred tokens give the mean KL divergence
+to within a few percent, and take a fraction of a second on small models."""
 
 KEPT_ENTRIES = 1 << 25
-"""Maximum number of the base model's probabilities that are kept in memory: 128 MiB, which is 220 tokens with
-a vocabulary of 150,000."""
+"""Maximum number of the base model's log-probabilities that are kept in memory. They take 128 MiB, and
+suffice for 220 tokens with a vocabulary of 150,000."""
 
 
 def drift(model: TrainableModel) -> LayeredDrift:
-    """Return the distance of the current weights from the base weights. For a language model it includes the
-    change of predictions, on the lines of NEUTRAL and on the base model's continuation of each.
+    """Return the distance of the current weights from the base weights. For a language model the result also
+    has the change of predictions on the lines of NEUTRAL and on the base model's continuation of each line.
 
     Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
     """
@@ -77,8 +77,8 @@ def drift(model: TrainableModel) -> LayeredDrift:
 
 
 def _kl(model: TrainableModel) -> tuple[float, int]:
-    """Return the mean of KL(base || now) in nats per token, and the number of tokens. The text is NEUTRAL,
-    with the base model's continuation of each line."""
+    """Return the mean of KL(base || now) in nats per token, and the number of tokens over which the mean is
+    taken. These are the tokens of NEUTRAL, and of the base model's continuation of each line."""
     if "log_probs" not in model.of_base:
         with model.weights.at_base():
             passes = _passes(model.loaded)
@@ -96,14 +96,14 @@ def _kl(model: TrainableModel) -> tuple[float, int]:
 def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:
     """Return the Frobenius norm of the change that these cores make to each target.
 
-    The change is the sum of the changes in all subspaces, so the norm includes their cross terms. With P =
-    [U_1 A_1, U_2 A_2, ...] and V = [V_1, V_2, ...] it is the root of the sum of the entries of (P^T P) * (V^T
-    V), which needs no matrix of the target's size. If P and V have very many columns, computing the change
-    itself in blocks is less work, and is done instead.
+    A target's change is the sum of its changes in all subspaces, so its norm includes their cross terms. With
+    P = [U_1 A_1, U_2 A_2, ...] and V = [V_1, V_2, ...] the norm is the square root of the sum of the entries
+    of (P^T P) * (V^T V), an elementwise product. This way needs no matrix of the target's size. If P and V
+    have so many columns that it would take more work, the change itself is computed in blocks instead.
 
-    Cores, bases and their products are exact integers. Scales, and sums with them, are rounded in float64. If
-    the subspaces' terms almost cancel, the error relative to the sum of their norms is about 1e-8 without the
-    matrix and 1e-16 with it. The rounding of float32 weights is not included.
+    Cores and bases are integers. Scales, and sums of scaled terms, are rounded in float64. If the changes in
+    the subspaces almost cancel, the error, relative to the sum of their norms, is about 1e-8 by the first way
+    and 1e-16 in blocks. The norm is that of the change before weights are rounded to their own dtype.
     """
     merged = _by_bases(space, scale, cores)
     return [_norm(space, merged, number) for number in range(len(space.targets))]
@@ -113,8 +113,8 @@ def _by_bases(
     space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]
 ) -> list[tuple[int, NDArray[Any]]]:
     """Return a pair (subspace, core) for each distinct set of bases: one subspace that has these bases, and
-    the sum of the cores of all subspaces that have them. Cores are (layers, rows, columns) float64, in units
-    of the change of W along u v^T."""
+    the sum of the scaled cores of all subspaces that have them. Cores are (layers, rows, columns) float64, in
+    units of the change of W along u v^T."""
     found: dict[int | str, tuple[int, NDArray[Any]]] = {}
     for subspace, core in cores.items():
         name = space.basis.digest(subspace) if isinstance(space.basis, PublishedBasis) else subspace
@@ -152,16 +152,16 @@ def _base_norm(loaded: LoadedModel, number: int) -> float:
 
 
 def _ratio(change: float, base: float) -> float:
-    """Return a change divided by the base's norm. If that norm is 0, the result is infinite, or 0 without a
-    change."""
+    """Return a change divided by the norm of the base weights. If that norm is 0, return 0 without a change,
+    and infinity otherwise."""
     return change / base if base else math.inf if change else 0.0
 
 
 def _passes(loaded: LoadedModel) -> list[Pass]:
-    """Return a pass over each line of NEUTRAL with the model's continuation. Together they have at most
+    """Return a pass over each line of NEUTRAL with the model's continuation. Together the passes have at most
     TOKENS targets, and fewer with a large vocabulary (KEPT_ENTRIES).
 
-    All tokens but the first of each pass are targets.
+    All tokens of a pass except the first are targets.
     """
     vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
     room = min(TOKENS, max(1, KEPT_ENTRIES // vocabulary))
@@ -187,7 +187,8 @@ def _passes(loaded: LoadedModel) -> list[Pass]:
 
 
 def _log_probs(loaded: LoadedModel, this: Pass) -> Tensor:
-    """Return the log-probabilities after each token, (tokens, vocabulary) float32 at least."""
+    """Return the log-probabilities of all possible next tokens at the position of each target, (tokens,
+    vocabulary), in float32 at least."""
     with torch.inference_mode():
         found = forward.logits(loaded, this)
         return found.to(torch.promote_types(found.dtype, torch.float32)).log_softmax(-1)

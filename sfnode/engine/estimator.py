@@ -1,23 +1,24 @@
-"""Slopes of mini-batches' losses along directions, from losses at a few points: the content of an update.
+"""Slopes of mini-batches' losses along directions, computed from losses at a few points. A quantised slope is
+the scalar of an update.
 
 Losses become slopes in one of two ways (SPEC U2):
 
-    pairs    each mini-batch at both sides of the weights along its own direction, two points per update
-             (Malladi et al. 2023, definition 1)
-    groups   m directions share a mini-batch, measured at one side of each direction; a slope follows from the
-             difference between a loss and the mean of the other losses (a leave-one-out baseline, as in
-             AIM-ZO), one point per update
+    pairs    each mini-batch is measured at both sides of the weights along its own direction, so an update
+             takes two points (Malladi et al. 2023, definition 1)
+    groups   m directions share a mini-batch, which is measured at one side of each direction; a slope follows
+             from the difference between a loss and the mean of the other losses (a leave-one-out baseline,
+             as in AIM-ZO), so an update takes one point
 
-All points of a step are rows of one batch. Slopes are quantised to the integers that peers exchange. This
-module writes no matrix, and knows neither cores nor the origin of batches.
+All points of a step are measured as rows of one batch. Slopes are quantised to the integers that peers
+exchange. This module writes no matrix, and knows neither cores nor the origin of batches.
 
-A node may add local noise to its scalars before anybody sees them (Gaussian mechanism). A scalar is clipped
-to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever its content and
+A node may add local noise to its slopes before anybody sees them (Gaussian mechanism). A slope is clipped to
+[-clip, clip], so no row of a mini-batch can change it by more than 2 clip, whatever the row contains and
 however often it was drawn. The noise is normal, with a standard deviation of `multiplier` times 2 clip. In a
 first-order run each row's gradient is scaled down to the norm `clip` if it is longer, and no row is drawn
-twice. `sfnode.node.accounting` computes the protection as (epsilon, delta). Rounding and the manifest's limit
-on scalars are applied afterwards and do not reduce the protection. The noise comes from the operating
-system's generator.
+twice. `sfnode.node.accounting` computes the differential privacy as (epsilon, delta). Rounding, and the
+manifest's limit on scalars, are applied afterwards and do not reduce the protection. The noise comes from the
+operating system's generator.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ class Estimate(NamedTuple):
     """Measurement along one direction (a query), in units of the task's loss."""
 
     alpha: float
-    """(L+ - L-) / (2 eps); in a group (L - mean of the other losses) / eps."""
+    """Slope along the direction: (L+ - L-) / (2 eps), or in a group (L - mean of the group's other losses) /
+    eps."""
     loss: float
-    """Mean of L+ and L-, which differs from the unperturbed loss by a term of order eps squared. In a group
-    it is the mean of all the group's losses."""
+    """Mean of L+ and L-, which differs from the unperturbed loss by a term of order eps squared. In a group:
+    the mean of all the group's losses."""
 
     @property
     def failed(self) -> bool:
-        """Whether a number of the measurement is not finite."""
+        """Whether the slope or the loss is not finite."""
         return not (math.isfinite(self.alpha) and math.isfinite(self.loss))
 
 
@@ -63,13 +65,13 @@ class Points(NamedTuple):
 
     batch: Batch
     queries: NDArray[np.int64]
-    """(sides * S,), the query of each sequence."""
+    """(sides * S,), the number of each sequence's query."""
     signs: NDArray[np.int64]
-    """(sides * S,), +1 or -1."""
+    """(sides * S,), +1 or -1: the side at which each sequence is measured."""
 
     @property
     def points(self) -> NDArray[np.int64]:
-        """(sides * S,), the number of each sequence's point."""
+        """(sides * S,), the number of each sequence's point. A point is one side of one query."""
         return self.queries + (self.signs < 0) * (int(self.queries.max()) + 1)
 
 
@@ -110,15 +112,17 @@ def losses_along(
 
 
 def representable(epsilon: float, directions: Directions) -> float:
-    """Return epsilon rounded to the directions' number format, which is the value that is really added."""
+    """Return epsilon rounded to the directions' number format. Perturbations have this rounded size, so
+    slopes must be divided by it."""
     return float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
 
 
 def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
-    """Return the estimate of each query. `losses` are (B,) float64 each: for all queries at +epsilon, then
-    for all at -epsilon.
+    """Return the estimate of each query. `losses` are tensors (B,) float64: one for each query at +epsilon,
+    then one for each query at -epsilon.
 
-    Differences are taken row by row, before the mean, because they are much smaller than the losses.
+    Losses are subtracted row by row, before the mean is taken, because their differences are much smaller
+    than the losses themselves.
     """
     half = len(losses) // 2
     return [
@@ -128,10 +132,10 @@ def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
 
 
 def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Estimate]:
-    """Return the estimate of each query. `losses` are (B,) float64, one for each query; every `group`
+    """Return the estimate of each query. `losses` are tensors (B,) float64, one for each query. Every `group`
     consecutive queries share a mini-batch.
 
-    Differences are taken row by row, as in pairs. If a loss is not finite, no estimate of its group is
+    Losses are subtracted row by row, as in pairs. If a loss is not finite, no estimate of its group is
     finite.
     """
     found = []
@@ -146,8 +150,8 @@ def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Esti
 def quantise(alpha: float, delta: float, limit: int) -> int:
     """Return `clip(round(alpha / delta), -limit, limit)`, halves to even.
 
-    An alpha that is not finite becomes 0. A second measurement would fail too, because the seed draws both
-    direction and mini-batch. An update of 0 changes nothing, and the feed continues without a gap.
+    An alpha that is not finite becomes 0. A second measurement would fail too, because the seed determines
+    both direction and mini-batch. An update of 0 changes nothing, and leaves no gap in the feed.
     """
     if not math.isfinite(alpha):
         return 0
@@ -156,7 +160,7 @@ def quantise(alpha: float, delta: float, limit: int) -> int:
 
 def points(batches: Sequence[Encoded], sides: Sequence[int] = BOTH_SIDES) -> Points:
     """Return the sequences of all mini-batches in order, once for each side, padded on the right to the
-    longest."""
+    longest sequence."""
     count = len(sides)
     sizes = [len(batch.input_ids) for batch in batches]
     firsts = np.cumsum([0, *sizes])
@@ -180,7 +184,8 @@ def points(batches: Sequence[Encoded], sides: Sequence[int] = BOTH_SIDES) -> Poi
 def _log_probs(
     loaded: LoadedModel, directions: Directions, measured: Points, epsilon: float, perturb: Perturb
 ) -> Tensor:
-    """Return the log-probability of every target at all points, (sides * P,) float32, on the device."""
+    """Return the log-probability of every target at all points, (sides * P,) float32, on the model's
+    device."""
     found, numbers = [], []
     with moving_vectors(loaded, directions) as move_vectors:
         for members, begun in _families(
@@ -205,10 +210,10 @@ def _log_probs(
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
 ) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
-    """Yield all sequences in parts. The sequences of a part begin alike, for example with the prompt of
-    several answers. Each part comes with its common beginning, which is read once at every point, or with
-    None if reading it separately does not pay. With `in_turns` a part is the sequences of one point, with
-    None."""
+    """Yield all sequences in families, whose members have the same first tokens, such as the prompt of
+    several answers. With each family yield the keys and values of these tokens, computed once at every point,
+    or None if computing them separately does not pay. With `in_turns` yield the sequences of one point after
+    those of another, each time with None."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):
@@ -227,8 +232,8 @@ def _begun(
     perturb: Perturb,
     before: forward.Begun | None = None,
 ) -> forward.Begun | None:
-    """Read the common beginning of these sequences at each of their points, and return it; None if reading it
-    separately does not pay. The tokens in `before` are read already."""
+    """Return the keys and values of the first tokens that these sequences have in common, at each of their
+    points; None if computing them separately does not pay. Tokens in `before` are not computed again."""
     tokens = forward.shared(loaded, measured.batch, members)
     points, firsts = np.unique(measured.points[members], return_index=True)
     if not forward.may_begin(loaded, tokens, len(points), len(members), before.tokens if before else 0):
@@ -242,8 +247,8 @@ def _begun(
 def along_queries(directions: Directions) -> Perturb:
     """Return a function that perturbs each row of a pass along its query's direction by the row's amount.
 
-    It uses only the directions of queries that have rows in the pass. A product with the directions of all q
-    queries would cost every row q times as much as one with its own direction.
+    The function uses only the directions of queries that have rows in the pass. A product with the directions
+    of all q queries would cost every row q times as much as a product with its own direction.
     """
 
     def perturb(
@@ -264,7 +269,8 @@ def along_queries(directions: Directions) -> Perturb:
 
 
 def standing(directions: Directions) -> forward.Perturb:
-    """Return a function that perturbs all rows of a pass alike, by the live core alone."""
+    """Return a function that perturbs all rows of a pass alike, by the live core alone: the part of the core
+    that is not in the weights yet."""
     live = _of_queries(directions, np.zeros(0, np.int64))
     return lambda this: forward.everywhere(live, this)
 
@@ -286,8 +292,8 @@ def moving_vectors(
     plus that amount along the query's direction. Yields None if no target is a vector. Restores the vectors
     at the end.
 
-    Vectors have no input to project, so they are changed in place. Each point therefore takes a pass of its
-    own, and restoring takes exact copies, which are small.
+    Vectors have no input to project, so they are changed in place, and each point takes a pass of its own.
+    They are restored from exact copies, which are small.
     """
     sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
     own = slice(directions.live, None)  # vectors have no live core
@@ -311,14 +317,14 @@ def moving_vectors(
 
 @dataclass(slots=True)
 class LocalNoise:
-    """Function that clips a node's slopes and adds noise to them, in units of slopes."""
+    """Function that clips a node's slopes and adds noise to them."""
 
     multiplier: float
     """Standard deviation of the noise, in units of the largest change that one row can cause."""
     clip: float
     draw: Callable[[float, float], float] = field(default=SystemRandom().normalvariate, repr=False)
-    """Draws a normal number, given mean and standard deviation. It is safe in several threads, as replicas
-    need; `random.gauss` may give two threads the same number."""
+    """Function that draws a normal number, given mean and standard deviation. It must be thread-safe, because
+    replicas call it from several threads; `random.gauss` may give two threads the same number."""
 
     def __call__(self, alpha: float) -> float:
         """Return a slope as it may be sent: clipped, with noise. A failed measurement counts as 0, because a

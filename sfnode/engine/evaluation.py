@@ -1,9 +1,9 @@
-"""Evaluation of a trainable model: with its current weights, with the base weights, and between the current
-weights and those with later cores.
+"""Evaluation of a trainable model: at its current weights, at the base weights, and at points on the line
+from the current weights to weights with later cores.
 
-Unless the loss of a run is plain, the model's prior over the answers is subtracted from their scores. The
-prior is measured here, or given by the manifest. Results of the base model are kept, because it does not
-change.
+Unless the loss of a run is plain, the model's prior over the answers is subtracted from the answers' scores.
+The prior is measured here, or given by the manifest. Results of the base model are kept, because the base
+model does not change.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sfprotocol.seeds import I64
 
 @contextmanager
 def _weights(model: TrainableModel, *, base: bool) -> Iterator[bytes]:
-    """Give the model the base weights, or the current ones, within the block. Yield the digest of their core,
-    or BASE for the base weights."""
+    """Give the model the base weights, or the current ones, within the block. Yield the digest of the current
+    core, or BASE for the base weights."""
     if base:
         model.restore()
         with model.weights.at_base():
@@ -39,10 +39,10 @@ def _weights(model: TrainableModel, *, base: bool) -> Iterator[bytes]:
 def evaluate(
     model: TrainableModel, limit: int = 0, keep_going: KeepGoing = always, rows: dataset.HeldOut = "test"
 ) -> Evaluation:
-    """Rebuild the current weights, and measure the model on `limit` of these rows (0: as many as the manifest
-    says).
+    """Rebuild the current weights, and measure the model on `limit` of the held-out rows that `rows` names
+    (0: as many as the manifest says).
 
-    Raises UserError DATA_*, and PAUSED if `keep_going`, asked now and then, returns False.
+    Raises UserError DATA_*, and PAUSED if `keep_going`, which is called from time to time, returns False.
     """
     model.rebuild()
     return model.objective.evaluate(model.run_rows.held_out(rows, limit), model.core.digest(), keep_going)
@@ -59,7 +59,7 @@ def evaluate_base(
     """Measure the base model as `evaluate` does, and keep the result. With `calibrated` the base model's own
     prior is subtracted from scores.
 
-    Raises as `evaluate` does, and with `calibrated` as `prior`.
+    Raises as `evaluate` does, and with `calibrated` also as `prior` does.
     """
     key = "evaluation", rows, limit, calibrated
     if key not in model.of_base:
@@ -77,8 +77,8 @@ def evaluate_towards(
     keep_going: KeepGoing = always,
     rows: dataset.HeldOut = "test",
 ) -> Evaluation:
-    """Measure, as `evaluate` does, the model between the current weights (`amount` 0) and those with the
-    cores `after` (`amount` 1)."""
+    """Measure the model, as `evaluate` does, at a point on the line from the current weights (`amount` 0) to
+    the weights with the cores `after` (`amount` 1)."""
     if not amount:  # on the line, updates of `after` that do not count would age the cores
         return evaluate(model, 0, keep_going, rows)
     with line.line_to(model, after).at(amount) as perturb:
@@ -86,7 +86,7 @@ def evaluate_towards(
 
 
 def prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
-    """Return the current model's prior over the task's answers, (K,). Raises as `Priors.of`."""
+    """Return the current model's prior over the task's K answers, (K,). Raises as `Priors.of` does."""
     model.rebuild()
     return model.priors.of(model.core.digest(), keep_going)
 
@@ -100,8 +100,8 @@ def named_prior(model: TrainableModel) -> dict[str, float]:
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
     """Return the current model's answers to `rows` test rows, or with `base` the base model's answers. Every
-    node takes the same rows, and their classes alternate. The prior is subtracted from scores unless the loss
-    is plain.
+    node takes the same rows, and their classes alternate. The prior is subtracted from the answers' scores
+    unless the loss is plain.
 
     Raises UserError DATA_*, and as `prior` does.
     """
@@ -111,8 +111,8 @@ def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answ
 
 
 def generate(model: TrainableModel, prompt: str, tokens: int) -> tuple[str, str]:
-    """Return the texts that the base model and the current model write after `prompt`, in at most `tokens`
-    tokens.
+    """Return the texts that the base model and the current model write after `prompt`, each of at most
+    `tokens` tokens.
 
     Raises UserError BAD_OPTION for a model that classifies.
     """

@@ -2,13 +2,13 @@
 ever read back into a run.
 
 An adapter holds the change that training made as low-rank factors, exact or truncated to a lower rank. The
-sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix has rows or
-columns. Factors are computed in float64.
+change has a term of rank r for each subspace, so its rank is at most r times the number of subspaces, and
+never more than the matrix has rows or columns. Factors are computed in float64.
 
 The files beside the weights are the base model's own, with only the necessary changes. transformers would
 write a configuration in the form of the installed version, and another version might misread it (version 4
-misreads rope_theta in the form of version 5). All versions read the base model's own configuration alike. If
-version 5 wrote that configuration, the names of version 4 are added.
+misreads rope_theta in the form of version 5). The base model's own configuration does not depend on the
+installed version. If version 5 wrote it, the names that version 4 reads are added.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ CARD = "README.md"
 
 
 class AdapterFit(NamedTuple):
-    """Ranks of an adapter's factors, and their errors."""
+    """Ranks of an adapter's factors, and errors of the approximation."""
 
     rank: int
     """Largest rank among the adapter's matrices."""
     full: int
-    """Rank that would hold the whole change."""
+    """Largest rank that any matrix would need for its exact change."""
     largest: float
     """Largest relative error of a matrix, in the Frobenius norm."""
     total: float
@@ -63,7 +63,7 @@ class AdapterFit(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """One matrix as `b @ a`."""
+    """A matrix as the product `b @ a` of two factors."""
 
     b: Tensor
     """(out, rank) float32."""
@@ -72,8 +72,9 @@ class Factors(NamedTuple):
 
 
 def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factors], AdapterFit]:
-    """Return the change that training made to each target as two factors, and their errors. Truncated SVD
-    limits the rank to `most`; None: the full rank. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+    """Return the change that training made to each target, as two factors, and the ranks and errors of these.
+    Truncated SVD limits the rank to `most`; with None no rank is limited. Raises UserError BASES_MISSING,
+    BASES_UNUSABLE."""
     cores = model.decay.faded(model.core.cores())
     found, full, largest, lost, all_ = list[Factors](), 1, 0.0, 0.0, 0.0
     for layer, target in enumerate(model.space.targets):
@@ -91,15 +92,15 @@ def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factor
 
 
 def _term(model: TrainableModel, epoch: int, a: NDArray[Any], layer: int) -> tuple[Tensor, Tensor]:
-    """Return U (out, r) and -scale * core @ V.T (r, in) of one subspace, in float64 on the CPU; `a` is
-    this layer of the core."""
+    """Return U (out, r) and -scale * core @ V.T (r, in) of one subspace, in float64 on the CPU. `a` is one
+    layer of the subspace's core."""
     u, v = model.space.basis.matrices(epoch, layer)
     core = torch.from_numpy(a.astype(np.float64))
     return u.cpu().double(), core @ v.cpu().double().t() * -(model.scale(epoch) * model.space.unit(layer))
 
 
 def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (out, k), S (k,) descending and V (k, in) of the sum of all `b @ a`.
+    """Return U (out, k), S (k,) descending and V (k, in) of the sum of the products `b @ a` of all terms.
 
     If the terms together have a lower rank than the matrix, they are factorised without computing the matrix.
     """
@@ -121,8 +122,8 @@ def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tup
 
 
 def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
-    """Return two factors, each multiplied by the square roots of the singular values. If the change is zero,
-    the factors are zeros of rank 1."""
+    """Return a truncated SVD as two factors, by multiplying `u` and `v` by the square roots of the singular
+    values `s`. If the change is zero, the factors are zeros of rank 1."""
     if not len(s):  # an adapter must have a rank
         return Factors(torch.zeros(len(u), 1), torch.zeros(1, v.shape[1]))
     root = s.sqrt()
@@ -130,11 +131,12 @@ def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
 
 
 def export_model(model: TrainableModel, out: Path, about: Provenance | None = None) -> None:
-    """Write the current model to the new folder `out`, for `from_pretrained` of the same Auto class.
+    """Write the current model to the new folder `out`, in the form that `from_pretrained` of its Auto class
+    reads.
 
-    Weights are rebuilt from the base weights first: two nodes with equal digests write equal weights, to the
-    bit if both have loaded the model in the same dtype. `about` goes into the model card. Raises UserError
-    BAD_OPTION if `out` is not empty or cannot be written, DISK_FULL if there is no room.
+    Weights are rebuilt from the base weights first. So two nodes with equal digests write equal weights, to
+    the bit if both have loaded the model in the same dtype. `about` goes into the model card. Raises
+    UserError BAD_OPTION if `out` is not empty or cannot be written, DISK_FULL if there is no room.
     """
     with new_folder(out) as folder:
         model.weights.rebuild()
@@ -151,7 +153,7 @@ def export_lora(
     model: TrainableModel, out: Path, about: Provenance | None = None, rank: int | None = None
 ) -> AdapterFit:
     """Write the change that training made to the new folder `out`, for `peft.PeftModel.from_pretrained`.
-    Return how well the adapter approximates it.
+    Return the ranks and errors of the adapter.
 
     Every matrix has its full rank, or `rank` if that is less. Raises UserError as `export_model` does, and
     BAD_OPTION if vectors or embeddings were trained, which PEFT's adapters cannot hold.
@@ -183,9 +185,9 @@ def export(
 ) -> AdapterFit | None:
     """Write the current model to the new folder `out`.
 
-    `hf` is a whole Hugging Face model. `lora` is a PEFT adapter of the change that training made, of rank
-    `rank` at most. Return how well the adapter approximates that change; None for `hf`. `about` goes into the
-    model card. Raises UserError BAD_OPTION or DISK_FULL (`engine.export`).
+    The form `hf` is a whole Hugging Face model. The form `lora` is a PEFT adapter of the change that training
+    made, of rank `rank` at most. Return the ranks and errors of the adapter; None for `hf`. `about` goes into
+    the model card. Raises UserError as `export_model` or `export_lora` does.
     """
     model.restore()
     if form == "lora":
@@ -200,8 +202,8 @@ def _sha256(file: Path) -> str:
 
 
 def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str, object]:
-    """Return PEFT's settings. `ranks` is keyed by target. PEFT multiplies an adapter by alpha / rank, so
-    alpha equals rank."""
+    """Return the content of PEFT's adapter_config.json. `ranks`: the rank of each target, keyed by its name.
+    PEFT multiplies an adapter by alpha / rank, so alpha is set to the rank."""
     rank = max(ranks.values())
     others = {name: one for name, one in ranks.items() if one != rank}
     source = model.manifest.model
@@ -237,10 +239,10 @@ FAST = ("TokenizersBackend", "PreTrainedTokenizerFast")
 def write_settings(
     base: Path, model: PretrainedModel, pad: int | None, labels: Sequence[str], out: Path
 ) -> None:
-    """Write the settings and the tokenizer of the model in a folder `base` to the folder `out`.
+    """Write the configuration and the tokenizer of the model in the folder `base` to the folder `out`.
 
-    `labels`: the names of a classifier's classes; `pad`: the token that the tokenizer pads with. Raises
-    OSError.
+    `labels`: the names of a classifier's classes, empty for a language model; `pad`: the token that the
+    tokenizer pads with. Raises OSError.
     """
     _write(out / files.CONFIG, _config(vetting.read(base / files.CONFIG), model, pad, labels))
     (out / files.GENERATION).unlink(missing_ok=True)
@@ -258,7 +260,8 @@ def write_settings(
 def _config(
     settings: dict[str, Any], model: PretrainedModel, pad: int | None, labels: Sequence[str]
 ) -> dict[str, Any]:
-    """Return config.json: the base's `settings`, changed for the class and dtype that are written."""
+    """Return the content of config.json: the base model's `settings`, changed to the class and dtype of the
+    exported model."""
     if settings.get("model_type") != model.config.model_type:  # the part for text of a larger model
         settings = model.config.to_diff_dict()
     settings = {key: value for key, value in settings.items() if key not in LEFT_OUT}

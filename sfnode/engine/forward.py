@@ -29,13 +29,13 @@ from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.tasks.encoding import Encoded, Scored
 
 CPU_PASS_ENTRIES = 3 << 19
-"""Maximum product of a pass's tokens and the widest layer's outputs, on a CPU: 512 tokens at OPT-125M's width
-of 3,072, or 1,536 at 1,024. In a larger pass a token takes as much time as in this one, and the activations
-no longer fit the caches (docs/benchmarks.md)."""
+"""Maximum product of a pass's tokens and the widest layer's outputs, on a CPU: 512 tokens if the widest layer
+has 3,072 outputs, as in OPT-125M, or 1,536 tokens if it has 1,024. In a larger pass a token takes no less
+time, and the activations no longer fit the processor's caches (docs/benchmarks.md)."""
 
 LEAST_PASS_TOKENS = 256
-"""Minimum of the limit on a pass's tokens, however wide the layers. With fewer tokens, reading the weights
-would cost more time than the smaller pass saves."""
+"""Lower bound of the maximum number of tokens in a pass on a CPU, for models with very wide layers. With
+fewer tokens, reading the weights would cost more time than the smaller pass saves."""
 
 OTHER_PASS_TOKENS = 65_536
 """Maximum tokens of a pass on an accelerator. More tokens would be faster, but take too much memory."""
@@ -44,23 +44,23 @@ READING = 64
 """Overhead of a pass on a CPU for reading the weights, in tokens that could be computed in that time."""
 
 INTERPRETING = 1 << 15
-"""Overhead of a pass on a CPU for the interpreter, in tokens times the widest layer's outputs: tokens of
-wider layers take longer. Together with READING it was measured at 40 tokens (Llama, 2,048 outputs) to 200
-tokens (256 outputs)."""
+"""Overhead of a pass on a CPU for the Python interpreter, as a product of tokens and the widest layer's
+outputs, since a token takes longer in wider layers. Together with READING it was measured as the time of 40
+tokens (Llama, 2,048 outputs) to 200 tokens (256 outputs)."""
 
 LAUNCHING = 4_096
 """Overhead of a pass on an accelerator for launching kernels, in tokens that could be computed in that time.
 It is an estimate. With any value of some thousands nearly every batch is one pass."""
 
 CPU_PASS_BYTES = 256 << 20
-"""Maximum bytes of a pass's logits in float32 on a CPU, and of the keys and values of a common beginning. If
-every token is a target, nothing in a pass is larger than the logits: 200 MB for 1,024 tokens of SmolLM2. A
-machine of 8 GiB has room for that beside a browser."""
+"""Maximum bytes, on a CPU, of a pass's logits in float32, and of the keys and values of texts' common
+beginning. If every token is a target, nothing in a pass is larger than the logits: 200 MB for 1,024 tokens of
+SmolLM2. A machine of 8 GiB has room for that beside a browser."""
 
 PASS_BYTES, MEMORY_SHARE = 2 << 30, 16
-"""Limit like CPU_PASS_BYTES on a GPU: PASS_BYTES, or the GPU's memory divided by MEMORY_SHARE if that is
-less. All memory counts, not only free memory, so that the same rows always go through in the same passes,
-with the same rounding."""
+"""The same limit as CPU_PASS_BYTES, but on a GPU: PASS_BYTES, or the GPU's memory divided by MEMORY_SHARE if
+that is less. All of the GPU's memory counts, not only its free memory, so that the same rows are always cut
+into the same passes, and rounded alike."""
 
 LOGITS_AT_A_TIME = 1 << 24
 """Maximum number of logits that are in float32 at a time: 64 MiB."""
@@ -71,55 +71,59 @@ separate pass."""
 
 
 class Batch(NamedTuple):
-    """S sequences of T tokens and the P targets on them, as numpy arrays."""
+    """S sequences of T tokens and their P targets, as numpy arrays."""
 
     input_ids: NDArray[np.int64]
-    """(S, T)."""
+    """(S, T) token ids."""
     attention_mask: NDArray[np.int64]
     """(S, T), 0 on padding, which is on the right."""
     token_type_ids: NDArray[np.int64]
-    """(S, T), the text of a pair that a token belongs to."""
+    """(S, T), the index (0 or 1) of the text that a token belongs to in a pair of texts."""
     sequences: NDArray[np.int64]
     """(P,), the sequence of each target."""
     columns: NDArray[np.int64]
-    """(P,), the column that predicts each target."""
+    """(P,), the column whose output predicts each target."""
     targets: NDArray[np.int64]
     """(P,), the token (or class) to predict."""
 
 
 class Pass(NamedTuple):
-    """Some of a batch's sequences, padded only to the longest of them, on the model's device."""
+    """The input of one forward pass, on the model's device: R of a batch's sequences, padded to the longest
+    of them (W tokens), and their p targets."""
 
     input_ids: Tensor
-    """(R, W)."""
+    """(R, W) token ids."""
     attention_mask: Tensor
-    """(R, W)."""
+    """(R, W), 0 on padding, which is on the right."""
     token_type_ids: Tensor
-    """(R, W)."""
+    """(R, W), the index (0 or 1) of the text that a token belongs to in a pair of texts."""
     rows: Tensor
     """(p,), the row of each target."""
     columns: Tensor
-    """(p,)."""
+    """(p,), the column whose output predicts each target."""
     targets: Tensor
-    """(p,)."""
+    """(p,), the token (or class) to predict."""
 
     def behind(self, tokens: int) -> Pass:
-        """Return the pass without the first `tokens` tokens of each row, on which there are no targets."""
+        """Return the pass without the first `tokens` tokens of each row. No target may be predicted at these
+        tokens."""
         ids, mask, types = (part[:, tokens:] for part in self[:3])
         return Pass(ids, mask, types, self.rows, self.columns - tokens, self.targets)
 
 
 class Begun(NamedTuple):
-    """Keys and values of the common beginning of some texts, computed with the weights at several points."""
+    """Keys and values of the common beginning of some texts, computed at several points: with the weights
+    perturbed in several ways."""
 
     tokens: int
     points: NDArray[np.int64]
     """Numbers of the points, ascending."""
     layers: Sequence[tuple[Tensor, Tensor]]
-    """(points, heads, tokens, d) each."""
+    """Keys and values of each layer, (points, heads, tokens, d) each."""
 
     def cache(self, points: NDArray[np.int64]) -> Any:
-        """Return a cache with the beginning for each of R rows, given the points of the rows, (R,)."""
+        """Return a cache with the keys and values of the beginning for each of R rows, given the points of
+        the rows, (R,)."""
         found: Any = DynamicCache()
         places = np.searchsorted(self.points, points)
         for number, layer in enumerate(self.layers):
@@ -132,19 +136,20 @@ class Begun(NamedTuple):
 
 
 Perturb = Callable[[Pass], Perturbation]
-"""Returns the perturbation of a pass."""
+"""Function that returns the perturbation of a pass."""
 
 KeepGoing = Callable[[], bool]
-"""Returns whether a long measurement should continue; asked now and then."""
+"""Function that a long measurement calls from time to time. It returns whether the measurement should
+continue."""
 
 
 def always() -> bool:
-    """Return True, so that a measurement is never interrupted."""
+    """Return True: as a `KeepGoing`, it lets a measurement continue to its end."""
     return True
 
 
 def paused() -> UserError:
-    """Return the error of an interrupted measurement."""
+    """Return the error of a measurement that a pause of the node has interrupted."""
     return UserError(
         Code.PAUSED,
         "the node was paused while it measured the model",
@@ -153,8 +158,8 @@ def paused() -> UserError:
 
 
 def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
-    """Score a batch that is small enough for one pass. Benchmarks compare a step's time with that of this
-    function."""
+    """Score a batch that is small enough for one pass. Benchmarks compare the time of a step with the time of
+    this function."""
     batch = batch_of(encoded)
     with torch.inference_mode():
         return _scored(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
@@ -175,8 +180,8 @@ def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | No
 
 
 def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
-    """Return the states that enter the head, (S, features), in the head's dtype. Only for a model whose head
-    alone is trained."""
+    """Return the hidden states that enter the head, (S, features), in the head's dtype. The model must be one
+    of which only the head is trained."""
     assert loaded.kept is not None
     batch = batch_of(encoded)
     _keep(loaded, loaded.kept, batch, np.arange(len(batch.input_ids)))
@@ -186,16 +191,16 @@ def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
 def log_probs(
     loaded: LoadedModel, this: Pass, perturbation: Perturbation | None, begun: int = 0, cache: Any = None
 ) -> Tensor:
-    """Return the log-probability of each target of a pass, (p,) float32, still on the device. A `cache` holds
-    the first `begun` tokens of its rows."""
+    """Return the log-probability of each target of a pass, (p,) float32, still on the device. If there is a
+    `cache`, it holds the keys and values of the first `begun` tokens of the pass's rows."""
     cached = {} if cache is None else {"past_key_values": cache}
     with loaded.perturber.applying(perturbation):
         return _log_probs(logits(loaded, this, begun, **cached), this.targets)
 
 
 def shared(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> int:
-    """Return the number of first tokens that all these sequences of a batch have in common, up to their first
-    target; 0 for a classifier."""
+    """Return the number of first tokens that all these sequences of a batch have in common, up to the first
+    column that predicts a target; 0 for a classifier."""
     if loaded.classifies:
         return 0
     ids = batch.input_ids[sequences]
@@ -204,9 +209,9 @@ def shared(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> i
 
 
 def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.int64]]:
-    """Return the numbers of a batch's sequences, grouped into families. All sequences have `begun` first
-    tokens in common, and the members of a family at least LEAST_SHARED more. Sequences without a family form
-    one group."""
+    """Return the numbers of a batch's sequences, grouped into families. All sequences have the first `begun`
+    tokens in common; the members of a family have at least LEAST_SHARED more in common. Sequences that belong
+    to no family form one group."""
     if loaded.classifies:
         return [np.arange(len(batch.input_ids))]
     texts, numbers = np.unique(batch.input_ids, axis=0, return_inverse=True)  # in their order
@@ -219,7 +224,7 @@ def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.i
 
 def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int, before: int = 0) -> bool:
     """Return whether it is possible, and pays, to read the first `tokens` tokens once for each point instead
-    of once for each sequence. The first `before` of them are read already."""
+    of once for each sequence. The keys and values of the first `before` of these tokens are there already."""
     if tokens - before < LEAST_SHARED or sequences < 2 * points:
         return False
     size: int = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
@@ -233,8 +238,9 @@ def begin(
     perturb: Callable[[Pass], Perturbation | None],
     before: Begun | None = None,
 ) -> Begun:
-    """Compute keys and values of the tokens (T,) that texts begin with, at each of the ascending `points`.
-    Tokens in `before` are not read again."""
+    """Return the keys and values of the tokens (T,) that texts begin with, at each of the `points`, which
+    ascend. `perturb` returns the perturbation of a pass with one row for each point. Tokens in `before` are
+    not computed again."""
     first = before.tokens if before else 0
     ids, every = np.tile(tokens, (len(points), 1)), np.arange(len(points))
     last = np.full(len(points), len(tokens) - 1)
@@ -256,8 +262,8 @@ _KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 
 
 def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
-    """Return the layers of a cache that holds a single token. Empty if the model keeps more of the past than
-    keys and values, as state-space models and hybrids do."""
+    """Return the layers of a cache that holds a single token. The list is empty if the model keeps more of
+    the past than keys and values, as state-space models and hybrids do."""
     if (known := _KEPT.get(loaded.model)) is not None:
         return known
     cache: Any = DynamicCache()
@@ -276,8 +282,9 @@ def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
 def mean_loss(
     loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None, *, at_once: bool = False
 ) -> Tensor:
-    """Return the mean loss of a mini-batch that is small enough for one pass; a backward pass may follow. A
-    common beginning of the texts is read once; with `at_once` each text is read as a whole instead."""
+    """Return the mean loss of a mini-batch that is small enough for one pass. The result allows a backward
+    pass if gradients are enabled. A common beginning of the texts is read once; with `at_once` each text is
+    read as a whole instead."""
     batch = batch_of(encoded)
     every = np.arange(len(batch.input_ids))
     point = np.zeros_like(every)
@@ -299,7 +306,8 @@ def batch_of(encoded: Encoded) -> Batch:
 
 
 def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64]) -> Pass:
-    """Return the pass with these sequences in this order; `targets` are the numbers of their targets.
+    """Return a pass with these sequences in this order. `targets`: the numbers of the targets of these
+    sequences.
 
     Raises UserError MODEL_UNSUPPORTED for tokens that the model does not know. Without this check a GPU would
     report an error only later, and compute nothing afterwards.
@@ -326,7 +334,8 @@ def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], target
 
 
 def everywhere(directions: Directions, this: Pass) -> Perturbation:
-    """Return the perturbation that moves all rows of a pass by 1 along each of these directions."""
+    """Return the perturbation that moves the weights by 1 along each of these directions, for all rows of a
+    pass."""
     one = directions.u[0].new_ones(1, 1)
     sequences, width = this.input_ids.shape
     tokens, rows, outputs = (
@@ -339,8 +348,8 @@ def everywhere(directions: Directions, this: Pass) -> Perturbation:
 def passes(
     loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], begun: int = 0
 ) -> Iterator[NDArray[np.int64]]:
-    """Cut these sequences of a batch, given by number, into passes; the first `begun` tokens of each are read
-    already. It is one pass if only a head remains to be computed."""
+    """Yield the numbers of these sequences of a batch, pass by pass. The first `begun` tokens of each
+    sequence are in a cache already. There is a single pass if only the head remains to be computed."""
     if loaded.kept is not None and isinstance(loaded.kept.cut, Head):
         _keep(loaded, loaded.kept, batch, sequences)
         yield sequences
@@ -374,11 +383,12 @@ def pass_logits(device: torch.device) -> int:
 def groups(
     lengths: NDArray[np.int64], width: int, device: torch.device, logits: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
-    """Cut sequences into groups of similar lengths, the longest first; one group is one pass.
+    """Cut sequences into groups of similar lengths, the longest first; each group is one pass.
 
-    `width`: the widest layer's outputs; `logits`: the number of logits for each sequence's targets. The cuts
-    between lengths minimise the cost of padded tokens and of the passes' overhead. A group that is too large
-    for one pass is cut into equal parts; each part exceeds the limit by less than one sequence.
+    `lengths`: the number of tokens of each sequence; `width`: the number of outputs of the widest layer;
+    `logits`: the number of logits for each sequence's targets. The cuts between lengths minimise the cost of
+    padded tokens and of the passes' overhead. A group that is too large for one pass is cut into equal parts,
+    each of which may exceed the limit by less than one sequence.
     """
     order = np.argsort(-lengths, kind="stable")
     descending, counts = np.unique(-lengths, return_counts=True)
@@ -432,12 +442,13 @@ def _scored(
 def logits(loaded: LoadedModel, this: Pass, begun: int = 0, **cached: Any) -> Tensor:
     """Return the logits of a pass's targets: (p, vocab) of a language model, (p, classes) of a classifier.
 
-    `cached`: a language model's cache, which holds the first `begun` tokens of the pass, and arguments about
-    it. Kept states of a text are not computed again.
+    `cached`: keyword arguments for a language model: a cache, which holds the first `begun` tokens of the
+    pass, and what else the model needs to use it. Hidden states that are kept for a text are not computed
+    again.
 
     A causal model is given no mask for padding on the right. No target can see that padding, and transformers
-    spends time on a mask. (With or without a mask, an accelerator waits at the start of a pass, where the
-    mask or the positions are inspected.)
+    spends time on a mask. (An accelerator waits at the start of a pass in either case, because transformers
+    inspects the mask, or without one the positions.)
 
     Raises UserError MODEL_UNSUPPORTED for positions that the model's tables lack.
     """
@@ -480,7 +491,8 @@ def _outputs(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
 
 
 def _keep(loaded: LoadedModel, kept: KeptStates, batch: Batch, sequences: NDArray[np.int64]) -> None:
-    """Compute the missing states of these sequences, once for each text."""
+    """Compute and keep the hidden states of those of these sequences whose states are not kept yet, once for
+    each text."""
     texts = texts_of(*(part[sequences] for part in batch[:3]))
     places = kept.lacking(texts)
     lacking = sequences[list(places.values())]

@@ -2,11 +2,12 @@
 
 Rows that are generated together share every matrix product with the weights. Prompts go through the model
 padded on the right, as in any other forward pass. A common beginning of all prompts, such as instructions,
-goes through once. The keys and values of the prompts are then shifted so that all rows end in the same
-column. The padding is then on the left, which every model family of transformers accepts. When a row is
-finished, the last row moves to its slot in the cache, and waiting rows fill the free slots.
+goes through the model once. The keys and values of the prompts are then shifted so that all rows end in the
+same column. The padding is then on the left, which every model family of transformers accepts. When the
+answer of a row is finished, the row in the last slot of the cache moves to the free slot, and waiting rows
+fill the slots at the end.
 
-Tokens are the likeliest ones, or drawn with random numbers from counters. The same rows with the same
+Tokens are the likeliest ones, or drawn with counter-based random numbers. The same rows with the same
 weights, device and precision therefore get the same tokens. This module knows no updates, no task and no
 scores.
 """
@@ -39,20 +40,22 @@ from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES, CPU_CACHE_BYTES = 1 << 30, 512 << 20
 """Default maximum bytes of the keys and values of all rows that are written together, on an accelerator and
-on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and with more rows a token takes as long. The
-limits do not depend on free memory, because a row's rounding depends on the rows that are written with it."""
+on a CPU. The CPU's limit holds 7,000 tokens of OPT-125M in float32; with more rows together, a token takes no
+less time. The limits do not depend on free memory, because rows that are written together affect each other's
+rounding."""
 
 REFILL_SHARE = 4
-"""Divisor of the number of cache slots: free slots are filled once a quarter of all slots is free. Filling
-each slot at once would read all weights for a single prompt; waiting for the last row would leave slots
-empty."""
+"""Divisor of the number of cache slots: free slots are filled once a quarter of all slots is free. If each
+slot were filled at once, all weights would be read for a single prompt. If no slot were filled before the
+last row is finished, most slots would stay empty for long."""
 
 DRAW_BITS = 31
-"""Bits of a draw and of integer probabilities. Their product fits into 63 bits."""
+"""Bits of a random number, and of a probability as an integer. The product of the two fits into 63 bits."""
 
 STOP_SLACK = 4
-"""Number of last tokens that are searched for a stop string, in addition to one for each of its bytes. Some
-tokens decode to nothing, and some tokenizers drop the space at the beginning."""
+"""Number of tokens at the end of an answer that are searched for a stop string, in addition to one token for
+each byte of the string. Some tokens decode to nothing, and some tokenizers drop the space at the
+beginning."""
 
 
 class AnswerRequest(NamedTuple):
@@ -65,29 +68,31 @@ class AnswerRequest(NamedTuple):
 
 
 class AnswerPlan(NamedTuple):
-    """Settings of the answers."""
+    """Settings for writing answers."""
 
     tokens: int
     """Maximum tokens of an answer, at least 1."""
     temperature: float = 0.0
-    """Divides the logits before a token is drawn. 0: always the likeliest token."""
+    """Divisor of the logits before a token is drawn. With 0 the likeliest token is always taken."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer, without being part of it."""
     ends: frozenset[int] | None = None
     """Tokens that end an answer, without being part of its text. None: the model's own ends of texts."""
     cache_bytes: int | None = None
-    """Maximum size of the keys and values, in bytes; at least one row is written. None: the default."""
+    """Maximum size of the keys and values, in bytes. One row is written even if it takes more. None: the
+    default."""
 
 
 class Continuation(NamedTuple):
     """Answer to one prompt."""
 
     text: str
-    """The tokens as text, without special ones, up to a stop string."""
+    """The tokens as text, without special tokens, up to the first stop string."""
     tokens: tuple[int, ...]
     """All tokens, including one that ended the answer."""
     ended: bool
-    """Whether the answer ended before its maximum length."""
+    """Whether an end token or a stop string ended the answer. Otherwise it was cut off at its maximum
+    length."""
 
 
 def generate(
@@ -97,10 +102,10 @@ def generate(
     keep_going: KeepGoing = always,
     perturb: Perturb | None = None,
 ) -> list[Continuation]:
-    """Answer all rows, in the order given. `perturb` perturbs the weights.
+    """Return an answer to each row, in the order given. With `perturb` the weights are perturbed.
 
-    Raises UserError BAD_OPTION for a classifier, and PAUSED if `keep_going`, asked before each token, returns
-    False.
+    Raises UserError BAD_OPTION for a classifier, and PAUSED if `keep_going`, which is called before each
+    token, returns False.
     """
     _check_writes(loaded)
     if not rows:
@@ -132,14 +137,14 @@ def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
 
 
 def positions(loaded: LoadedModel) -> int:
-    """Return the number of positions of the model; 2^30 if it does not say."""
+    """Return the number of positions of the model; 2^30 if its configuration does not say."""
     text = loaded.model.config.get_text_config(decoder=True)
     return int(getattr(text, "max_position_embeddings", None) or 1 << 30)
 
 
 def _shared(rows: Sequence[AnswerRequest]) -> int:
-    """Return the number of first tokens that all prompts have in common; at least one token of each prompt is
-    left. 0 if reading them once does not pay."""
+    """Return the number of first tokens that all prompts have in common, leaving at least one token of each
+    prompt. 0 if reading the common tokens separately does not pay."""
     prompts = [list(row.prompt) for row in rows]
     own = min(map(len, prompts)) - 1
     found = common_prefix(min(prompts)[:own], max(prompts))  # all others lie between them
@@ -147,7 +152,7 @@ def _shared(rows: Sequence[AnswerRequest]) -> int:
 
 
 class _Active:
-    """A row that is being written."""
+    """A row whose answer is being written."""
 
     def __init__(self, number: int, row: AnswerRequest) -> None:
         self.number = number
@@ -156,7 +161,8 @@ class _Active:
 
     @property
     def cached(self) -> int:
-        """Number of the row's tokens in the cache. The last token of an answer is not in it yet."""
+        """Number of the row's tokens, of prompt and answer, whose keys and values are in the cache. Those of
+        the answer's last token are not there yet."""
         return len(self.row.prompt) + max(0, len(self.tokens) - 1)
 
 
@@ -196,12 +202,12 @@ class _Decoder:
         self._cache = _Cache(kept, most, columns, usual if plan.cache_bytes is None else plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
-        """A pass over one token of each row, and its perturbation. None after the rows have changed; the next
-        token makes a new one."""
+        """A pass over one token of each row, and its perturbation. None if rows have been added or removed
+        since; the next token then needs a new pass."""
 
     @property
     def busy(self) -> bool:
-        """Whether there are rows left to write."""
+        """Whether there are rows whose answers are not finished."""
         return bool(self._waiting or self._active)
 
     def advance(self) -> None:
@@ -294,7 +300,8 @@ class _Decoder:
             self._finish(one, text, ended=one in ended)
 
     def _finish(self, one: _Active, text: str, *, ended: bool) -> None:
-        """Store a row's answer, and move the last row to its cache slot."""
+        """Store the answer of a row that is finished, and move the last row to the slot that becomes free in
+        the cache."""
         cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
         self.answers[one.number] = Continuation(text[: min(cuts, default=None)], tuple(one.tokens), ended)
         place = self._active.index(one)
@@ -319,20 +326,20 @@ class _Decoder:
 
 
 class _Cache:
-    """The keys and values of all rows that are being written. All rows end in one column."""
+    """The keys and values of all rows that are being written. All rows end in the same column."""
 
     def __init__(self, kept: Sequence[Any], rows: int, columns: int, most_bytes: int) -> None:
         """`kept`: the layers of a cache that holds a single token."""
         self._columns = columns
         self.most = min(rows, max(1, most_bytes // max(1, _bytes(kept) * columns)))
-        """Number of rows that there is room for."""
+        """Maximum number of rows in the cache."""
         self._layers = [_Layer(layer, self.most, columns) for layer in kept]
         self.layers: Any = Cache(layers=list(self._layers))
         """The cache as the model sees it."""
 
     def take(self, read: Any, lengths: Sequence[int], kept: Sequence[int]) -> None:
-        """Add the rows that a pass has read; their `lengths` descend. `kept`: number of cached tokens of each
-        row that was there before."""
+        """Add rows from the cache `read` of a pass over their prompts. `lengths`: the numbers of their
+        tokens, descending. `kept`: the number of cached tokens of each row that was there before."""
         self._shift(max([*lengths, *kept]))
         first = 0
         for length, same in groupby(lengths):
@@ -362,8 +369,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer, (rows, heads, columns, d) each, in memory that is allocated once.
 
     transformers' own layer copies everything for every token. Columns before a row's first token hold 0 or
-    older values of the same row. Values of other rows are overwritten, because a NaN would spread even from a
-    masked column.
+    older values of the same row. Values of other rows are overwritten there, because a NaN among them would
+    spread even from a masked column.
     """
 
     def __init__(self, like: Any, rows: int, columns: int) -> None:
@@ -417,9 +424,9 @@ def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
     """Return a random token for each row of logits (n, vocab), as a tensor (n,). `draws` (n,) are the random
     numbers, of DRAW_BITS bits each.
 
-    Probabilities become integers, whose sums are exact in any order. With equal integers a draw gives the
-    same token on every device (SPEC R11). Rows are processed in blocks, since the cumulative sums take eight
-    bytes for each logit.
+    Probabilities become integers, whose sums are exact in any order. On devices that compute equal integers,
+    a random number gives the same token (SPEC R11). Rows are processed in blocks, since the cumulative sums
+    take eight bytes for each logit.
     """
     block = max(1, forward.LOGITS_AT_A_TIME // logits.shape[1])
     parts = zip(torch.split(logits, block), np.split(draws, range(block, len(draws), block)), strict=True)
@@ -435,7 +442,7 @@ def _drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
 
 
 def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:
-    """Return a pass with one target in each sequence: the token after it."""
+    """Return a pass with one target in each sequence: the token that follows the sequence."""
     lengths = np.array([len(ids) for ids in sequences])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     ids = np.zeros_like(mask)

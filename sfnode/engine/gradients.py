@@ -4,8 +4,8 @@ U11).
 A core X is applied in activation space, y += U (X (V^T x)), as a small leaf of the autograd graph
 (`models.perturbation`). No matrix is written, no gradient of a weight is computed, and frozen layers below
 the first target have no backward pass. If a backward pass needs too much memory, the mini-batch is computed
-in parts; if a single row needs too much, its blocks are computed again (gradient checkpointing). Both
-follow from the bytes per token of the first pass.
+in parts. If a single row needs too much, the activations of the model's blocks are recomputed (gradient
+checkpointing). The bytes that the first pass saves per token tell which of these is necessary.
 
 This module knows a model, bases and encoded rows. It knows neither feeds nor the origin of rows.
 """
@@ -42,20 +42,22 @@ from sfprotocol.seeds import coordinates
 F64 = NDArray[np.float64]
 
 GRADIENT = 3
-"""Cost of a row's gradient, in forward passes: a backward pass counts as two."""
+"""Cost of the gradient of a row, in forward passes: one forward pass, and a backward pass, which counts as
+two."""
 
 ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
-"""Maximum bytes of a backward pass's saved tensors: ROOM_SHARE of the weights' bytes, but at least
-LEAST_ROOM. A step then takes 1.1 times the memory of inference in float32, and up to 1.3 times in narrow
-formats of a small model. With half of this limit a step takes a quarter more time (docs/benchmarks.md)."""
+"""Maximum bytes of the tensors that are saved for a backward pass: ROOM_SHARE of the weights' bytes, but at
+least LEAST_ROOM. A step then takes 1.1 times the memory of inference in float32, and up to 1.3 times for a
+small model in a narrower format. With half of this limit a step takes a quarter more time
+(docs/benchmarks.md)."""
 
 WRITTEN_ROOM = 8
-"""Factor that raises the limit of ROOM_SHARE for answers that the model has written. Writing them took memory
-anyway, and a common beginning is read once for all answers within the limit. Without the factor a step takes
-twice as long."""
+"""Factor by which the limit of ROOM_SHARE is multiplied for answers that the model has written. Writing the
+answers took memory anyway, and answers that are computed together share one reading of their common
+beginning. Without the factor a step takes twice as long."""
 
 LOSS_SCALE = 2.0**10
-"""Factor of losses in float16. Without it gradients would underflow."""
+"""Factor by which losses are multiplied in float16, so that gradients do not underflow."""
 
 
 class Gradient(NamedTuple):
@@ -67,14 +69,14 @@ class Gradient(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether a number is not finite."""
+        """Whether the loss or a number of the gradient is not finite."""
         return not (math.isfinite(self.loss) and bool(np.isfinite(self.cells).all()))
 
 
 def gradient(
     loaded: LoadedModel, space: Subspace, subspace: int, batch: Encoded, longest: float = math.inf
 ) -> Gradient:
-    """Return the gradient of a mini-batch's mean loss at the current weights, with their live core. Each
+    """Return the gradient of a mini-batch's mean loss at the current weights, including the live core. Each
     row's gradient is scaled down to the norm `longest` if it is longer.
 
     Raises UserError OUT_OF_MEMORY if there is not even room for one row.
@@ -101,9 +103,9 @@ def along(derivatives: F64, seeds: NDArray[np.uint64]) -> F64:
 
 
 def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int, ...]:
-    """Return a gradient as the scalars of an update, each at most `limit`. Their unit follows from `rate`,
-    the rate of the update's label. The whole gradient is shortened if it exceeds the label's maximum norm
-    (SPEC U11).
+    """Return a gradient as the scalars of an update, each of magnitude `limit` at most. The scalars' unit
+    follows from `rate`, the rate of the epoch with which the update is labelled. If the gradient's norm
+    exceeds the limit in `rate`, the whole gradient is scaled down (SPEC U11).
 
     All scalars are 0 if a cell is not finite: the measurement failed, and would fail again.
     """
@@ -125,8 +127,8 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
 
 @contextmanager
 def differentiable(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
-    """Record autograd graphs within the block. Yield the targets that are vectors, keyed by number of the
-    target. They are perturbed in place, and require gradients within the block."""
+    """Record autograd graphs within the block. Yield the parameters of targets that are vectors, keyed by the
+    target's number. These are perturbed in place, and require gradients within the block."""
     found: dict[int, Tensor] = {
         number: getattr(site.module, site.parameter)
         for number, site in enumerate(loaded.sites)
@@ -151,9 +153,9 @@ def by_leaves(
     longest: float = math.inf,
 ) -> tuple[float, F64]:
     """Return a batch's mean loss and its gradient with respect to every leaf, (layers, blocks, columns,
-    rows). A leaf holds the transposed core of one target, with one block for each subspace in `directions`,
-    where the live core's directions come before the subspaces'. `longest` as for `gradient`, for a model
-    without vectors. Raises UserError OUT_OF_MEMORY."""
+    rows). A leaf holds the transposed core of one target, with one block for each subspace in `directions`.
+    In `directions` the live core's directions come before those of the subspaces. `longest` is as for
+    `gradient`; it must be infinite if a target is a vector. Raises UserError OUT_OF_MEMORY."""
     if loaded.model not in _ROOMS:
         _ROOMS[loaded.model] = _Room.of(loaded)
     room = _ROOMS[loaded.model]
@@ -238,33 +240,34 @@ def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: in
 
 
 def _recomputing(loaded: LoadedModel) -> AbstractContextManager[None]:
-    """Save only the input of each of the model's blocks within the context, and compute the rest again when
-    it is needed (gradient checkpointing)."""
+    """Save only the input of each of the model's blocks within the context. Other activations are recomputed
+    in the backward pass (gradient checkpointing)."""
     again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
     return instead({block: again(block.forward) for block in blocks_of(loaded.model)})
 
 
 @dataclass(slots=True)
 class _Room:
-    """Memory of a model's backward pass: the limit, and the bytes that a token takes."""
+    """Memory of a model's backward pass: its limit, and the bytes that are saved for a token."""
 
     limit: float
     """Maximum bytes of saved tensors."""
     weights: frozenset[int]
-    """Addresses of the model's own tensors."""
+    """Addresses of the model's own tensors, which do not count as saved."""
     of_token: float = 0.0
-    """Bytes that are saved for a token of the first row; 0 before it is known."""
+    """Bytes per token that the first pass saved for its backward pass; 0 before that pass."""
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _Room:
-        """Return the limit for a model. The bytes that a token takes are not known yet."""
+        """Return the memory for a model's backward pass: its limit, and 0 for the bytes of a token, which are
+        not known yet."""
         tensors = (*loaded.model.parameters(), *loaded.model.buffers())
         places = frozenset(one.untyped_storage().data_ptr() for one in tensors)
         return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)), places)
 
     def narrow(self, batch: Encoded) -> bool:
         """Lower the limit to a quarter, because there was no memory for this mini-batch. Return False,
-        without a change, if the limit is already below one token."""
+        without a change, if the limit is already less than one token takes."""
         self.of_token = self.of_token or self.limit / int(batch.lengths().sum())
         if self.limit < self.of_token:
             return False
@@ -272,8 +275,8 @@ class _Room:
         return True
 
     def recomputes(self, part: Encoded) -> bool:
-        """Return whether a part exceeds the limit although it cannot be cut further. Its blocks must then be
-        computed again."""
+        """Return whether this part of a mini-batch exceeds the limit, although it cannot be cut further. The
+        activations of the model's blocks must then be recomputed."""
         return self.of_token * int(part.lengths().sum()) > self._limit(part)
 
     def _limit(self, batch: Encoded) -> float:
@@ -299,7 +302,7 @@ class _Room:
 
     @contextmanager
     def watched(self, batch: Encoded) -> Iterator[None]:
-        """Measure the bytes that graphs save for a token within the block, unless they are known."""
+        """Measure the bytes that autograd graphs save per token within the block, unless they are known."""
         kept: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Slopes and gradients of a linear head's losses from kept states. A few matrix products serve many updates.
+"""Slopes and gradients of the losses of a linear head, computed from kept hidden states: the head's inputs. A
+few matrix products serve many updates.
 
-Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. So the outputs at the weights,
-and the projections of all states, are computed once in a step, and the outputs at the two points of every
-update are sums of these. The results equal those of `estimator`, which this module replaces if only a head is
-trained, with the plain loss.
+Moving W along u v^T by eps moves the outputs for a hidden state x by eps (v . x) u. So a step computes the
+outputs at the current weights, and the projections of all states, only once. The outputs at the two points of
+every update are sums of these. The results equal those of `estimator`, which this module replaces if only a
+head is trained, with the plain loss.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
 
 BLOCK = 1 << 20
-"""Maximum number of outputs that are processed at a time: 4 MiB in float32, most of which fits a processor's
-cache."""
+"""Maximum number of the head's outputs that are processed at a time: 4 MiB in float32, most of which fits a
+processor's cache."""
 
 
 F64 = NDArray[np.float64]
 
 PROJECTED = 1 << 22
-"""Maximum number of projected states at a time: 32 MiB."""
+"""Maximum number of entries of projected states that are in memory at a time: 32 MiB in float64."""
 
 
 class HeadRows(NamedTuple):
-    """The rows that a head is trained on."""
+    """The rows that a head is trained on, as hidden states and classes."""
 
     states: Tensor
-    """(rows, features), in the head's dtype."""
+    """Hidden states, (rows, features), in the head's dtype."""
     labels: Tensor
-    """(rows,) int64."""
+    """Classes, (rows,) int64."""
 
 
 class Known(NamedTuple):
-    """Rows whose states in a frozen model are known."""
+    """Rows with their hidden states in a frozen model, and the head's outputs for these states."""
 
     states: Tensor
-    """(rows, features)."""
+    """Hidden states, (rows, features)."""
     labels: Tensor
-    """(rows,) int64."""
+    """Classes, (rows,) int64."""
     outputs: Tensor
-    """The head's outputs before it is trained, (rows, classes)."""
+    """The head's outputs at the weights at which the gradient is taken, (rows, classes)."""
 
 
 class HeadLosses(Losses):
@@ -98,7 +99,8 @@ class HeadLosses(Losses):
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
     ) -> Gradient:
-        """Return the gradient of the rows with the numbers in `batch`, computed from their states."""
+        """Return the gradient of the mean loss of the rows with the numbers in `batch`, computed from their
+        hidden states."""
         every, chosen = self._every_row(), torch.from_numpy(batch)
         rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
         directions = space.whole(subspace)
@@ -109,13 +111,13 @@ class HeadLosses(Losses):
         return self.of_all_drawn(Gradient(cells.ravel(), loss), len(batch))
 
     def move(self, device: torch.device) -> None:
-        """Move the states of all rows to a device, as the model is moved."""
+        """Move the hidden states of all rows to a device. The caller moves the model there, too."""
         if self._rows:
             self._rows = HeadRows(*(part.to(device) for part in self._rows))
 
     def _every_row(self) -> HeadRows:
-        """Return the states of all rows. The first call may take minutes; meanwhile `reading` shows the
-        progress."""
+        """Return the hidden states of all rows. The first call may take minutes; meanwhile `reading` shows
+        the progress."""
         if self._rows is None:
             self._tell(0)
             self._rows = rows_of(self._loaded, self.shard.encoded(EVALUATION_BATCH), self._tell)
@@ -127,7 +129,8 @@ class HeadLosses(Losses):
 
 
 def takes_features(manifest: Manifest) -> bool:
-    """Return whether a run trains only a linear head, along directions that follow from its features."""
+    """Return whether a run trains only a linear head, with the plain loss and without groups. A zeroth-order
+    run must also have no published bases, because its directions follow from the head's features."""
     target, *others = manifest.model.parsed_targets()
     numbers = manifest.training
     plain = manifest.task.loss == "plain" and not numbers.group
@@ -138,8 +141,8 @@ def takes_features(manifest: Manifest) -> bool:
 def rows_of(
     loaded: LoadedModel, batches: Iterable[Encoded], advance: Callable[[int], None] = lambda done: None
 ) -> HeadRows:
-    """Return the states of rows that come in batches, and the class of each. Computes the missing states, and
-    tells `advance` how many rows are done."""
+    """Return, for the rows of all batches, the states that enter the head, and the classes. Computes the
+    states that the model does not keep yet, and tells `advance` how many rows are done."""
     states, labels, done = [], [], 0
     for batch in batches:
         states.append(forward.states(loaded, batch))
@@ -149,9 +152,9 @@ def rows_of(
 
 
 def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) -> tuple[F64, float]:
-    """Return the mean of the rows' gradients with respect to all cells of A, (columns of u, columns of v),
-    and their mean loss, at `rows.outputs`. A row's gradient is scaled down to the norm `longest` if it is
-    longer.
+    """Return the mean of the rows' gradients with respect to all cells of the head's core, (columns of u,
+    columns of v), and the rows' mean loss. Both are taken at the weights that gave `rows.outputs`. A row's
+    gradient is scaled down to the norm `longest` if it is longer.
 
     A row's gradient is an outer product, so its norm is known without computing it.
     """
@@ -169,8 +172,8 @@ def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) 
 
 
 def _outputs(loaded: LoadedModel, rows: HeadRows, along: Tensor, u: Tensor) -> Tensor:
-    """Return the head's outputs, (rows, classes), with the live core u v^T. `along`: the rows' states times
-    v."""
+    """Return the head's outputs, (rows, classes), at the weights plus the live core u v^T. `along`: the rows'
+    hidden states times v."""
     (head,) = loaded.sites
     found: Tensor = head.module(rows.states) + along @ u
     return found

@@ -1,15 +1,16 @@
-"""The line W + c D through a model's weights, where D is the change that a core makes; and each update's
-share in that change.
+"""The line W + c D through a model's weights W, where D is the change that some cores make. Also the share of
+each update in that change.
 
 D is applied in activation space, as a step's directions are: U A is one side, V the other, and no matrix is
 written. Vectors have no input to project, and are moved in place, as in a step. A search chooses c by the
-loss on validation rows; a `LineSearcher` decides which values to try.
+loss on validation rows; a `LineSearcher` decides which values of c to try.
 
-An update changes one entry of every layer's core. Let G be the derivatives of a loss with respect to the
-entries of all cores, and s, i, j an update's signs and coordinates (SPEC R6). Then p = sum over layers of s *
-G[i, j] is the slope along the update's direction: the scalar that it would have if these rows were its
-mini-batch. One backward pass over some rows thus gives the slopes of all updates. G is taken in the middle of
-their common step, where a slope times the step equals the step's effect, with an error of third order.
+An update changes one entry of every layer's core. Let s, i, j be an update's signs and coordinates (SPEC R6),
+and G the derivatives of the loss on some rows with respect to the entries of all cores. Then p = sum over
+layers of s * G[i, j] is the slope along the update's direction: the scalar that the update would have if
+these rows were its mini-batch. So one backward pass over the rows gives the slopes of all updates. G is taken
+at the middle of the step that all updates make together. There the slope times the step equals the step's
+effect on the loss, with an error of third order.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class LineSearcher(Protocol):
 
     @property
     def wanted(self) -> range:
-        """Numbers of the rows whose losses the policy wants next; empty at the end."""
+        """Numbers of the rows whose losses the policy wants next; empty when the search is finished."""
 
     def take(self, losses: NDArray[np.float64]) -> None:
-        """Take the losses of these rows, (rows, amounts)."""
+        """Receive the losses of the `wanted` rows at all `amounts`, (rows, amounts)."""
 
 
 class Line:
@@ -64,8 +65,8 @@ class Line:
     def __init__(
         self, loaded: LoadedModel, space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64]
     ) -> None:
-        """`cores` is keyed by subspace, (layers, rows, columns) each; `scale` as for
-        `merging.MergedWeights`."""
+        """`cores`: the cores that make the change D, keyed by subspace, (layers, rows, columns) each. `scale`
+        is as for `merging.MergedWeights`."""
         self._loaded = loaded
         sides = [_sides(space, scale, cores, number) for number in range(len(loaded.sites))]
         self._u = tuple(u for u, _ in sides)  # (k, out) float32
@@ -73,8 +74,8 @@ class Line:
 
     @contextmanager
     def at(self, amount: float) -> Iterator[forward.Perturb]:
-        """Yield a function that returns the perturbation of a pass by `amount` D. Within the block, targets
-        that are vectors are moved in place."""
+        """Yield a function that returns the perturbation of a pass by `amount` times D. Within the block,
+        targets that are vectors are moved in place."""
         u = tuple((side * amount).to(self._loaded.dtype) for side in self._u)
         directions = Directions(u, self._v, 0)
         kept = []
@@ -130,7 +131,7 @@ def _sides(
 
 
 def line_to(model: TrainableModel, after: Mapping[int, I64]) -> Line:
-    """Return the line from the current weights to those with the cores `after`."""
+    """Return the line from the current weights to the weights with the cores `after`."""
     model.rebuild(max(after, default=0))
     step = difference(after, model.core.cores())
     return Line(model.loaded, model.space, model.weights.scale, step)
@@ -139,10 +140,11 @@ def line_to(model: TrainableModel, after: Mapping[int, I64]) -> Line:
 def search(
     model: TrainableModel, after: Mapping[int, I64], search: LineSearcher, keep_going: KeepGoing = always
 ) -> int:
-    """Search from the current weights towards those with the cores `after`, on validation rows; return the
-    number of example-forwards.
+    """Search the line from the current weights towards the weights with the cores `after`, by losses on
+    validation rows. Return the cost in example-forwards: forward passes of one row.
 
-    Raises UserError DATA_*, and PAUSED if `keep_going`, asked before each part, returns False.
+    Raises UserError DATA_*, and PAUSED if `keep_going`, which is called before each part of the rows, returns
+    False.
     """
     step = line_to(model, after)
     rows = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
@@ -162,30 +164,30 @@ def search(
 F64 = NDArray[np.float64]
 
 MEMORY = 0.95
-"""Factor by which a gradient's weight in later scores falls with each measurement, in a first-order run. A
-single gradient of 8 to 32 rows says little, and gradients change little from one round to the next
-(benchmarks/first_order.py)."""
+"""Factor by which the weight of earlier gradients falls with each new measurement, in a first-order run.
+Scores use a weighted sum of gradients, because a single gradient of 8 to 32 rows says little, and gradients
+change little from one round to the next (benchmarks/first_order.py)."""
 
 START, MIDDLE = 0.0, 0.5
-"""Points of a step at which slopes are measured, as shares of the step."""
+"""Points of a step at which slopes are measured, as fractions of the step."""
 
 
 Updates = tuple[UpdateBatch, I64]
-"""Some updates with their scalars as they were sent, and the factor of each update's scalar in the cores,
-(n,)."""
+"""Some updates with their scalars as they were sent, and the factor by which each update's scalar is
+multiplied in the cores, (n,)."""
 
 
 class Slopes(NamedTuple):
     """Derivatives of some batches' mean losses with respect to the entries of all cores."""
 
     loss: float
-    """The mean of those losses."""
+    """Mean loss of the batches."""
     cores: Mapping[int, F64]
     """Derivatives, keyed by subspace, (batches, layers, rows, columns). Entry [.., i, j] is the derivative
     with respect to a change of W along u_i v_j^T."""
     lately: Mapping[int, F64] = MappingProxyType({})
-    """Weighted sum of the derivatives of all measurements so far, keyed by subspace, (cells,) each. Only
-    first-order runs use it."""
+    """Weighted sum of the derivatives of this and all earlier measurements, keyed by subspace, (cells,) each.
+    Only first-order runs use it."""
 
     @property
     def finite(self) -> bool:
@@ -201,8 +203,8 @@ class Slopes(NamedTuple):
         return found
 
     def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> StepShare:
-        """Return the share that these updates have in the step. `delta`: the unit of a scalar. `unit`, keyed
-        by subspace: the change of W along u_i v_j^T for a change of 1 in the core."""
+        """Return how much of the step's effect is due to these updates. `delta`: the unit of a scalar.
+        `unit`, keyed by subspace: the change of W along u_i v_j^T for a change of 1 in the core."""
         batch, weights = updates
         if batch.scalars.ndim == 2:
             return self._share_of_gradients(batch, weights, unit)
@@ -214,9 +216,9 @@ class Slopes(NamedTuple):
         return _share(len(scalars), float(roots.sum()), float((roots**2).sum()), slopes @ steps)
 
     def _share_of_gradients(self, batch: UpdateBatch, weights: I64, unit: Mapping[int, float]) -> StepShare:
-        """Return the share that first-order updates have in the step. Its score is the cosine of their sum
-        with the recent gradients, divided by the standard deviation of that cosine for a random direction
-        (SPEC O16)."""
+        """Return how much of the step's effect is due to first-order updates. The score is the cosine of
+        their sum with the weighted sum of recent gradients, divided by the standard deviation of that cosine
+        for a random direction (SPEC O16)."""
         steps, slopes, lately = list[F64](), list[F64](), list[F64]()
         for subspace in np.unique(batch.epochs).tolist():
             chosen = batch.epochs == subspace
@@ -230,8 +232,8 @@ class Slopes(NamedTuple):
         return _share(len(batch.scalars), score, 1.0, np.concatenate(slopes, 1) @ step)
 
     def added_to(self, past: dict[int, F64], rows: int) -> Slopes:
-        """Add these slopes to `past`, the weighted sum of all measurements, and return them with that sum as
-        `lately`."""
+        """Add these slopes to `past`, the weighted sum of all measurements, which is changed in place. Return
+        the slopes with that sum as `lately`."""
         for subspace, core in self.cores.items():
             mean = core.mean(0).reshape(-1)
             past[subspace] = MEMORY * past.get(subspace, np.zeros_like(mean)) + rows * mean
@@ -239,7 +241,7 @@ class Slopes(NamedTuple):
 
 
 def _share(updates: int, sum_: float, squares: float, worths: F64) -> StepShare:
-    """Return a share whose worth was measured on each of some batches: `worths`, (batches,)."""
+    """Return a share, given its worth as measured on each of some batches: `worths`, (batches,)."""
     error = float(worths.std(ddof=1)) / math.sqrt(len(worths))
     return StepShare(updates, sum_, squares, float(worths.mean()), error)
 
@@ -252,11 +254,12 @@ def shares_towards(
     turn: int,
     keep_going: KeepGoing = always,
 ) -> tuple[list[StepShare], int]:
-    """Return the share that each of these `updates` has in the change from the current weights to those with
-    the cores `after`, and the number of example-forwards used.
+    """Return, for each of these `updates`, its share in the change from the current weights to the weights
+    with the cores `after`. Also return the cost in example-forwards: forward passes of one row.
 
     Measures on `rows` validation rows, different ones for each `turn`. Raises UserError DATA_*,
-    OUT_OF_MEMORY, LOSS_NOT_FINITE, and PAUSED if `keep_going`, asked before each batch, returns False.
+    OUT_OF_MEMORY, LOSS_NOT_FINITE, and PAUSED if `keep_going`, which is called before each batch, returns
+    False.
     """
     model.rebuild(max(after, default=0))
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
@@ -279,9 +282,9 @@ def _slopes(
     model: TrainableModel, step: Mapping[int, I64], batches: Sequence[Encoded], keep_going: KeepGoing
 ) -> tuple[Slopes, int]:
     """Return the slopes of these batches, and the number of forward passes used. They are measured in the
-    middle of the step by the cores `step`, or at its start if the loss is lower there. Without the second
-    point, an update that ruins the model would determine where all updates are judged. Raises UserError
-    OUT_OF_MEMORY, LOSS_NOT_FINITE and PAUSED."""
+    middle of the step by the cores `step`. If the loss there is not finite, or higher than at the start of
+    the step, they are measured at the start: otherwise an update that ruins the model would determine where
+    all updates are judged. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE and PAUSED."""
     here = Line(model.loaded, model.space, model.weights.scale, {})
     before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
     found, passes = measure(model, step, batches, MIDDLE, keep_going), 1 + GRADIENT
@@ -298,11 +301,11 @@ def _slopes(
 
 
 def _of_rows(share: StepShare) -> StepShare:
-    """Return a share whose score is limited to its worth in standard errors (SPEC O16). Along a linear head a
-    score of thousands of updates, or of many updates on the same rows, says little beyond the sample of rows.
-    Without the limit a first-order run on SST-2 skipped a quarter of the honest work and overfitted the
-    validation rows: a loss of 0.345 on these and of 0.401 on the test rows, against 0.381 and 0.385 with the
-    limit."""
+    """Return a share with its score limited to the share's worth divided by the standard error of that worth
+    (SPEC O16). For a linear head, the score of thousands of updates, or of many updates on the same rows,
+    says little beyond the sample of validation rows. Without the limit, seals of a first-order run on SST-2
+    skipped a quarter of the honest work, and the model overfitted the validation rows: its loss was 0.345 on
+    these and 0.401 on the test rows. With the limit it was 0.381 and 0.385."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
     return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 
@@ -318,7 +321,7 @@ def measure(
     is the change that the cores `step` make.
 
     Slopes are measured only in the subspaces of `step`, which must have at least one. Raises UserError
-    OUT_OF_MEMORY, and PAUSED if `keep_going`, asked before each batch, returns False.
+    OUT_OF_MEMORY, and PAUSED if `keep_going`, which is called before each batch, returns False.
     """
     loaded, space, scale, subspaces = model.loaded, model.space, model.weights.scale, sorted(step)
     directions, leaves = _side_by_side(loaded, space, subspaces), _leaves(space, scale, step, at)
@@ -351,8 +354,8 @@ def _side_by_side(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]
 def _leaves(
     space: Subspace, scale: Callable[[int], float], step: Mapping[int, I64], at: float
 ) -> list[Tensor]:
-    """Return the transposed core of each target, scaled to the share `at` of the step, (subspaces, r, r), as
-    leaves of an autograd graph."""
+    """Return the transposed core of each target, scaled to the fraction `at` of the step, (subspaces, r, r),
+    as leaves of an autograd graph."""
     found = []
     for number in range(len(space.targets)):
         blocks = [

@@ -1,9 +1,10 @@
 """Loads the parts of a trainer: a device of this machine, the base model and a node's rows.
 
 A model is checked once, when it is loaded. Its targets must allow a perturbation row by row, and a language
-model must be causal. The check is an experiment, since a model's modules do not show how its code treats
-rows. A few short sequences go through the model, and one of them is perturbed. That is done in two shapes,
-because a layer's number of rows may equal a batch's by accident.
+model must be causal. A model's modules do not show how its code treats rows, so the check is an experiment:
+one of a few short sequences is perturbed, and the outputs for the others must not change. This is done in two
+batch shapes, because in one of them the number of rows that a layer sees may equal another number by
+accident.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def training_rows(
     *,
     skip_bad: bool = False,
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
-    """Return the rows that this node draws its mini-batches from, and the run's public training rows, or None
-    if these were not read."""
+    """Return the rows that this node draws its mini-batches from, and the run's public training rows. These
+    are None if they were not read."""
     if override is None:
         public = rows = dataset.training_rows(manifest.data, manifest.task, places)
     else:
@@ -65,8 +66,8 @@ distance (DeBERTa sees two rows for each position). In at most one of these shap
 coincide."""
 
 PREDICTED = 16
-"""Number of tokens whose log-probabilities are compared for causality. The log-probability of a single token
-may agree by accident."""
+"""Number of tokens whose log-probabilities are compared to find out whether a model is causal. The
+log-probability of a single token may agree by accident."""
 
 DISTANCE = 0.05
 """Size of the first sequence's perturbation, large enough to show in half precision."""
@@ -101,7 +102,7 @@ def _mixing(loaded: LoadedModel, sequences: int, tokens: int) -> str | None:
 
 
 def _sequences(loaded: LoadedModel, sequences: int, tokens: int) -> forward.Pass:
-    """Return this many sequences and the last position of each."""
+    """Return a pass of this many sequences, each with a target at its last position."""
     every = np.arange(sequences)
     ids = np.arange(sequences * tokens).reshape(sequences, tokens) % _vocabulary(loaded)
     columns = np.zeros_like(every) if loaded.classifies else np.full_like(every, tokens - 1)
@@ -116,7 +117,8 @@ def _vocabulary(loaded: LoadedModel) -> int:
 
 
 def _non_causal(loaded: LoadedModel) -> str | None:
-    """Return the fault of a language model that sees the tokens it must predict, as an encoder does."""
+    """Return, in words, the fault of a language model that sees the tokens it must predict, as an encoder
+    does; None for any other model."""
     if loaded.classifies:
         return None
     _, tokens = SHAPES[0]
@@ -131,7 +133,7 @@ def _non_causal(loaded: LoadedModel) -> str | None:
 
 
 def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Perturbation:
-    """Perturb the first sequence, in these targets, along directions of ones, and no other sequence."""
+    """Return a perturbation of the first sequence alone, in these targets, along directions of ones."""
     sequences, tokens = this.input_ids.shape
     by = torch.zeros(sequences, 1, dtype=loaded.dtype, device=loaded.device)
     by[0] = DISTANCE
@@ -146,15 +148,15 @@ def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Pe
 
 
 def _unseen(loaded: LoadedModel) -> str | None:
-    """Return the name of a target that no pass has reached; None if there is none."""
+    """Return the name of a target that no pass has reached; None if all were reached."""
     sites = enumerate(loaded.sites)
     names = (s.target.name for n, s in sites if s.form is not Form.VECTOR and n not in loaded.perturber.seen)
     return next(names, None)
 
 
 def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
-    """Return the name of the first target whose perturbation for the first sequence changes another sequence,
-    too."""
+    """Return the name of the first target whose perturbation for the first sequence changes the output for
+    another sequence, too."""
     for number, site in enumerate(loaded.sites):
         perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(number, number + 1)))
         if not _same(perturbed[1:], still[1:]):
@@ -167,7 +169,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device of that name after trying it out. Raises UserError DEVICE."""
+    """Return the device with this name. Raises UserError DEVICE if a trial computation on it fails."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).add_(1).item()

@@ -1,8 +1,9 @@
-"""The objective of tasks with given answers, whose loss follows from log-probabilities; and the public rows
-of a run, which the objective of reward runs (`reward_objective`) shares.
+"""The objective of tasks with given answers, where the loss follows from log-probabilities. This module also
+has the public rows of a run, which tasks of all kinds use.
 
-A trainer has one objective, which measures updates, and evaluates the model at given weights. A run's public
-rows are read once, when they are first needed. This module knows neither earlier updates nor its callers.
+A trainer has one objective, which measures updates, and evaluates the model at given weights. Reward runs
+have another one (`reward_objective`). A run's public rows are read once, when they are first needed. This
+module knows neither earlier updates nor its callers.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import derive_key, stream
 
 RowLosses = Callable[[Perturb, KeepGoing], NDArray[np.float64]]
-"""Measures the losses of some rows, (rows,), under a perturbation. Raises UserError PAUSED."""
+"""Function that measures the losses of some rows, (rows,), under a perturbation. Raises UserError PAUSED."""
 
 OWN = b""
-"""Placeholder for the digest of weights on a line, whose prior is not kept."""
+"""Placeholder for the digest where weights have none, as on a line. The prior of such weights is not kept."""
 
 BASE = b"base"
 """Placeholder for the digest of the base model's weights."""
@@ -60,7 +61,7 @@ class Held(NamedTuple):
 
     which: HeldOut
     limit: int
-    """Number of rows that was asked for. 0: the manifest's number."""
+    """Number of rows that the caller asked for. 0: as many as the manifest says."""
     rows: Sequence[Row]
 
 
@@ -74,7 +75,8 @@ class RunRows:
         places: Places = NOWHERE,
         public: Sequence[dataset.Row] | None = None,
     ) -> None:
-        """`places`: where the run's data may be. `public`: its training rows, if they were read already."""
+        """`places`: where the run's data may be. `public`: the run's training rows, if they were read
+        already."""
         self._manifest = manifest
         self.fitting = Fitting(manifest.task, tokenizer)
         self.places = places
@@ -83,7 +85,7 @@ class RunRows:
         self._held_out: dict[tuple[dataset.HeldOut, int], Held] = {}
 
     def held_out(self, which: dataset.HeldOut, limit: int = 0) -> Held:
-        """Return `limit` (0: as many as the manifest says) of the rows on which models are measured.
+        """Return `limit` (0: as many as the manifest says) of the rows `which`, on which models are measured.
 
         Raises UserError as `dataset.held_out_rows`.
         """
@@ -110,7 +112,8 @@ class RunRows:
         return _if_any(self.training)
 
     def some_if_any(self) -> list[dataset.Row]:
-        """Return up to CALIBRATION_ROWS of the public training rows, as `training_if_any`."""
+        """Return up to CALIBRATION_ROWS of the public training rows; empty if they are out of reach. Raises
+        UserError as `training_if_any` does."""
         return _if_any(self.some)
 
 
@@ -127,8 +130,8 @@ EVALUATION_BATCH = 32
 """Number of an evaluation's rows that are tokenised and cut into passes together."""
 
 BATCH_ROWS = 8
-"""Target number of rows of a batch for measuring slopes, rounded up to a multiple of the classes. It is
-small, because a backward pass keeps activations."""
+"""Number of rows of a batch for measuring slopes, before it is rounded up to a multiple of the number of
+classes. It is small, because a backward pass keeps activations."""
 
 LEAST_BATCHES = 2
 """Minimum number of batches for measuring slopes: a single batch gives no standard error."""
@@ -137,7 +140,8 @@ LEAST_BATCHES = 2
 def scorer(
     loaded: LoadedModel, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None
 ) -> Forward:
-    """Return a function that scores a batch with the current model. It raises UserError PAUSED."""
+    """Return a function that scores a batch with the current model. It raises UserError PAUSED if
+    `keep_going` returns False."""
 
     def score(encoded: Encoded) -> Scored:
         if not keep_going():
@@ -148,8 +152,8 @@ def scorer(
 
 
 OWN_ROWS = 32
-"""Minimum number of rows that a first-order update on a node's own rows is measured on, or all its rows if it
-has fewer. A gradient of more rows reveals less about each."""
+"""Minimum number of rows on which a node measures a first-order update of its own rows. A node that has fewer
+rows uses all of them. A gradient of more rows reveals less about each."""
 
 
 class Priors:
@@ -243,7 +247,8 @@ class Losses:
         keep_going: KeepGoing = always,
         perturb: forward.Perturb | None = None,
     ) -> Evaluation:
-        """Measure the model. Unless the run's loss is plain, subtract the prior at the measured weights."""
+        """Measure the model on the rows `held`. Unless the run's loss is plain, the prior at the measured
+        weights is subtracted from scores."""
         prior = None
         if self._task.less_prior:
             prior = self._priors.measured(keep_going, perturb) if perturb else self._priors.of(of, keep_going)
@@ -266,13 +271,13 @@ class Losses:
         return lambda perturb, keep_going: losses_at(self._loaded, batches, perturb)
 
     def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
-        """Return batches for measuring slopes, as `batches_of`."""
+        """Return batches for measuring slopes, as `batches_of` does."""
         return batches_of(self._task, self._loaded.tokenizer, rows, wanted, turn)
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return the best candidate for each row, or the text that the model writes. The prior is subtracted
-        unless the loss is plain. For the base model, which every node of a run shows, it is the manifest's
-        prior if there is one."""
+        from scores unless the loss is plain. For the base model, whose answers every node of a run shows,
+        that is the manifest's prior if there is one."""
         if not self._task.less_prior:
             prior = None
         elif of == BASE and self._task.prior:
@@ -314,11 +319,11 @@ def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
 
 
 def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
-    """Return `wanted` of these rows as batches. Each `turn` takes the next rows, and starts again after the
-    last.
+    """Return `wanted` of these rows as batches. Each `turn` takes the rows that follow those of the turn
+    before; after the last row comes the first again.
 
-    The classes of `rows` alternate as long as each has rows (`line_rows`). Rows after the alternating ones
-    are left out, unless fewer than `wanted` would remain.
+    In `rows` the classes alternate as long as each class has rows left (`line_rows`). Rows after the first
+    class has run out are left out, unless fewer than `wanted` would remain.
     """
     classes = len(task.verbalizer) if task.labelled else 1
     labels = Counter(str(row.get(task.label_field)) if task.labelled else "" for row in rows)
@@ -332,6 +337,6 @@ def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, tur
 
 def line_batches(task: Task, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
     """Return rows as the batches on which a line search measures losses: all rows in their order,
-    EVALUATION_BATCH at a time. They are the same for every c."""
+    EVALUATION_BATCH at a time. The batches are the same for every point of the line."""
     starts = range(0, len(rows), EVALUATION_BATCH)
     return [encode(task, tokenizer, rows[start : start + EVALUATION_BATCH]) for start in starts]

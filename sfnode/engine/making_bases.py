@@ -1,12 +1,12 @@
 """Makes bases to publish: directions along which the loss of a task falls, or along which inputs lie.
 
-`gradients` takes the strongest directions of the mean gradient over some mini-batches: a few backward passes,
-which one node computes once. `errors` takes the directions of layers' inputs that correlate with errors of
-the model's output, from forward passes only. Neither keeps a gradient in memory. Products of inputs with
-gradients, or with errors, are added to two sketches, which give the strongest directions at the end (Tropp,
-Yurtsever, Udell, Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm
-4). This takes hardly more memory than inference. The bases are published, so they may differ from one machine
-to another.
+There are two kinds of bases. `gradients` takes the strongest directions of the mean gradient over some
+mini-batches. This takes a few backward passes, which one node computes once. `errors` takes the directions of
+layers' inputs that correlate with errors of the model's output, from forward passes only. Neither keeps a
+gradient in memory. Products of inputs with gradients, or with errors, are added to two sketches, which give
+the strongest directions at the end (Tropp, Yurtsever, Udell, Cevher 2017, "Practical sketching algorithms for
+low-rank matrix approximation", algorithm 4). This takes hardly more memory than inference. The bases are
+published, so they may differ from one machine to another.
 
 This module knows a model and encoded mini-batches. It knows neither files nor the origin of rows.
 """
@@ -46,9 +46,10 @@ from sfprotocol.seeds import derive_key, stream
 I8 = NDArray[np.int8]
 
 OVERSAMPLED = 4
-"""Number added to the rank for a sketch's size. A sketch has four times this sum as columns, and eight times
-this sum as rows. In a test with two directions (AG News, opt-mini-sst) the directions found hold 96 % of what
-the best directions hold; with half the columns and rows, 90 %."""
+"""Number that is added to the rank to get the size of sketches. The sketch M Omega has four times this sum as
+columns, and the sketch Psi M eight times this sum as rows. In a test with two directions (AG News,
+opt-mini-sst) the directions found hold 96 % of what the best directions hold; with half the columns and rows
+they hold 90 %."""
 
 LARGEST_ENTRY = 127
 
@@ -56,17 +57,19 @@ TINY = torch.finfo(torch.float32).tiny
 """Minimum of a divisor that could be zero."""
 
 BATCHES, BATCH_ROWS = {"gradients": 32, "errors": 16}, 8
-"""Number of mini-batches, keyed by the kind of bases, and rows of each. Mini-batches are small, because a
-backward pass keeps activations. Gradients use 256 rows in all; another 256 are better spent on new bases
-later. Bases from errors of 512 rows were no better than bases from 128 rows (docs/research-log.md)."""
+"""Number of mini-batches, keyed by the kind of bases, and number of rows of each mini-batch. Mini-batches are
+small, because a backward pass keeps activations. Bases from gradients use 256 rows in all; a further 256 rows
+are better spent on new bases later in the run. Bases from errors of 512 rows were no better than bases from
+128 rows (docs/research-log.md)."""
 
 DRAWN_TOGETHER = 8
 """Number of a reward run's mini-batches whose answers are drawn together: a single one has only eight
 answers."""
 
 POSITIONS = 64
-"""Maximum number of a mini-batch's positions whose errors are used, drawn from all. The inputs of every layer
-at these positions are kept until the errors are known."""
+"""Maximum number of a mini-batch's positions whose errors are used. They are drawn at random from all
+positions at which answers are read. The inputs of every layer at these positions are kept until the errors
+are known."""
 
 Pairs = list[tuple[I8, I8]]
 """U (out_features, columns) and V (in_features, columns) of each target, in their units (`units_of`)."""
@@ -76,8 +79,8 @@ Advance = Callable[[int, int], None]
 
 
 def cost(kind: str) -> int:
-    """Return the cost of making bases of a kind, in example-forwards. A backward pass counts as two forward
-    passes."""
+    """Return the cost of making bases of a kind, in example-forwards: forward passes of one example. A
+    backward pass counts as two forward passes."""
     return BATCHES[kind] * BATCH_ROWS * (3 if kind == "gradients" else 1)
 
 
@@ -89,13 +92,14 @@ class Made(NamedTuple):
     """Estimated share of a matrix's squared entries that the found directions hold, for each linear layer.
     The matrix is the mean gradient, or the products of inputs with errors."""
     agreement: float
-    """Cosine between the sums of odd and of even mini-batches. Near 0 the directions are mostly noise."""
+    """Cosine between the sketched matrices of the odd and of the even mini-batches, over all layers. Near 0
+    the directions are mostly noise."""
     example_forwards: int
     """Cost in forward passes of one example; a backward pass counts as two."""
 
 
 def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total: None) -> Made:
-    """Return bases of kind `gradients` or `errors` at the current model.
+    """Return bases of the kind `gradients` or `errors` at the current weights.
 
     They are made on mini-batches of the run's public training rows, drawn as in training. Raises UserError
     DATA_* without such rows, and as `gradients`.
@@ -162,8 +166,8 @@ def gradients(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return bases of the strongest directions of every target's mean gradient at the current weights. There
-    are as many directions as the run's rank.
+    """Return bases made of the strongest directions of every target's mean gradient at the current weights.
+    There are as many directions as the run's rank.
 
     The gradient is of the loss that training uses. Targets other than linear layers get random signs. Raises
     UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
@@ -194,12 +198,12 @@ def errors(
     """Return bases from forward passes. V are the directions of every target's inputs that correlate most
     with errors of the model's output; U are random signs.
 
-    An error is the gradient of the loss with respect to the states after the last block, at positions where
-    answers are read. It follows from the output alone. Every block adds to these states, so the error
-    approximates the gradient with respect to a block's own output: their cosine is 0.4 to 0.7 in the last
-    fifth of a model, and 0.1 to 0.3 in its middle (docs/research-log.md). The mini-batch's mean is subtracted
-    from errors and inputs, because the common part of inputs says nothing about the answer. Targets after the
-    last block use their exact gradient.
+    An error is the gradient of the loss with respect to the hidden states after the last block, at positions
+    where answers are read. The output alone determines the error. Every block adds to these states, so the
+    error approximates the gradient with respect to a block's own output: the cosine of the two is 0.4 to 0.7
+    in the last fifth of a model, and 0.1 to 0.3 in its middle (docs/research-log.md). The mini-batch's mean
+    is subtracted from errors and inputs, because the common part of inputs says nothing about the answer.
+    Targets after the last block use their exact gradient.
     """
     sketches = _Sketches(loaded, numbers.rank)
     inputs: dict[int, Tensor] = {}
@@ -228,8 +232,8 @@ def errors(
 
 def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
     """Return up to POSITIONS positions of a mini-batch at which answers are read, (N,), and the number of all
-    its positions. Positions are numbered through all sequences. A classifier reads at a text's first or last
-    token."""
+    its positions. Positions are numbered through all sequences. A classifier reads the answer at a text's
+    first or last token."""
     width = int(batch.attention_mask.sum(1).max())
     first = torch.arange(len(batch.input_ids)) * width
     if loaded.classifies:
@@ -265,7 +269,8 @@ class _Sketch:
         self._corange[parity].addmm_((gradients @ self._left).t(), inputs)
 
     def found(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the strongest left and right singular vectors (out, rank), (in, rank)."""
+        """Return M's strongest left and right singular vectors, (out, rank) and (in, rank), as far as the
+        sketch shows them."""
         base, _ = torch.linalg.qr(self._range)  # (out, narrow)
         solved = torch.linalg.lstsq(self._left.t() @ base, sum(self._corange)).solution  # (narrow, in)
         u, _, v = torch.linalg.svd(solved, full_matrices=False)
@@ -304,14 +309,14 @@ class _Sketches:
         self.made[number].add(gradients, inputs, self._parity)
 
     def add_at(self, number: int, given: Tensor, output: Tensor) -> None:
-        """Add the product of a target's inputs with the gradient with respect to its layer's output, once
-        that gradient is known."""
+        """Add the product of a target's inputs with the gradient with respect to its layer's output, once a
+        backward pass has computed that gradient."""
         add: Any = lambda gradient: self.add(number, _rows(gradient), _rows(given))  # noqa: E731
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def halves_of(self, batches: Sequence[Encoded], advance: Advance) -> Iterator[Encoded]:
-        """Yield the mini-batches, which belong to the odd and the even half in turn. Sums added before the
-        next mini-batch is yielded belong to the half of the last one."""
+        """Yield the mini-batches, which belong to the odd and the even half in turn. What is added to
+        sketches before the next mini-batch is yielded belongs to the half of the last one."""
         for done, batch in enumerate(batches, 1):
             self._parity = done % 2
             yield batch
@@ -334,7 +339,7 @@ def _linear(loaded: LoadedModel) -> Iterator[tuple[int, nn.Module]]:
 
 @contextmanager
 def _hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Enable gradients within the block, and remove these hooks afterwards."""
+    """Enable gradients within the block. At its end remove the hooks that these handles belong to."""
     handles = list(handles)
     try:
         with torch.enable_grad():
@@ -371,8 +376,8 @@ def _differentiable(loaded: LoadedModel) -> AbstractContextManager[None]:
 
 @contextmanager
 def _read_out(loaded: LoadedModel) -> Iterator[list[Tensor]]:
-    """Let gradients flow back to the states after the last block, and no farther. Yield a list that holds
-    these states after a pass."""
+    """Let gradients flow back to the hidden states after the last block, and no farther. Yield a list that
+    holds these states after a pass."""
     states: list[Tensor] = []
 
     def cut(module: Any, given: Any, output: Any) -> Any:
@@ -392,8 +397,8 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int, *, of_u: bool) -> Made:
-    """Return the bases that follow from sketches. Without `of_u` only V follows from them, and U are random
-    signs. `cost` is in example-forwards."""
+    """Return the bases that follow from sketches. Without `of_u` only V follows from the sketches, and U has
+    random signs. `cost` is in example-forwards: forward passes of one example."""
     generator = torch.Generator().manual_seed(1)
     pairs: Pairs = []
     held: list[float] = []
@@ -455,8 +460,8 @@ def _filled(columns: Tensor, others: Tensor) -> Tensor:
 
 
 def _mixed(columns: Tensor) -> Tensor:
-    """Return columns times the Hadamard matrix of Sylvester's construction, divided by its norm. Columns stay
-    as they are if their number is no power of two."""
+    """Return columns times the Hadamard matrix of Sylvester's construction, scaled to be orthogonal. Columns
+    stay as they are if their number is no power of two."""
     count, found = columns.shape[1], torch.ones(1, 1)
     while len(found) < count:
         found = torch.cat([torch.cat([found, found], 1), torch.cat([found, -found], 1)])

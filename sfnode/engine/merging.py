@@ -6,16 +6,16 @@ updates. Between rebuilds new updates are merged at low cost. In float32 they ar
 half precision a single update would be lost in the rounding of a weight, and in first-order runs the few,
 large updates must not wait for a rebuild. In these two cases the new part of the core, the live core, is
 applied in activation space (`Subspace.set_live_core`). A live core has room for one epoch, that of this
-node's own steps. When the steps enter another epoch, the live core is merged with stochastic rounding, which
-keeps small changes on average; in first-order runs all targets are rebuilt instead. The label of another
-node's update decides only the core that the update is added to. None of this ever feeds back into the shared
-state. Duty cycles bound the time that merges and rebuilds take.
+node's own steps. When these steps enter another epoch, the live core is merged with stochastic rounding,
+which keeps small changes on average; in first-order runs all targets are rebuilt instead. The epoch with
+which another node has labelled its update decides only the core that the update is added to. Rounding never
+feeds back into the core, which nodes share. Duty cycles bound the share of time that merges and rebuilds
+take.
 
-A decay is anchored: it pulls the weights towards the base. A core is multiplied by `gamma` once for each
-subspace between its own and the newest subspace with a core that is not zero (SPEC O17). Weights stay a
-function of the cores, and the cores are the same as without a decay: nothing that makes, keeps or corrects
-cores knows of it. When the newest subspace changes, every target is scheduled for a rebuild, as in a new
-epoch.
+A decay pulls the weights towards the base weights. A core is multiplied by `gamma` once for each subspace
+between its own and the newest subspace with a core that is not zero (SPEC O17). Weights stay a function of
+the cores, and the cores are the same as without a decay: code that makes, keeps or corrects cores does not
+know the decay. When the newest subspace changes, every target is scheduled for a rebuild, as in a new epoch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from sfprotocol.seeds import I64
 
 
 class Decay:
-    """Powers of `gamma` by repeated multiplication in binary64, which rounds alike on every machine.
-    Libraries' `pow` does not."""
+    """Function that returns powers of `gamma`. It multiplies repeatedly in binary64, which rounds alike on
+    every machine; the `pow` of libraries does not."""
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
@@ -58,8 +58,8 @@ class Decay:
         return self._powers[max(age, 0)]
 
     def faded(self, cores: Mapping[int, I64]) -> Mapping[int, NDArray[Any]]:
-        """Return `cores`, keyed by subspace and none of them zero, multiplied by their decay. Cores with a
-        decay of 1 stay the same integers."""
+        """Return `cores`, each multiplied by the decay for its age. `cores` is keyed by subspace, and none of
+        them is zero. Cores with a decay of 1 stay the same integers."""
         newest = max(cores, default=0)
         powers = {subspace: self(newest - subspace) for subspace in cores}
         return {s: core if powers[s] == 1 else core * powers[s] for s, core in cores.items()}
@@ -74,19 +74,20 @@ MERGE_REST = 80
 time. Until the next merge, steps use weights without the newest updates."""
 
 REBUILD_REST = 150
-"""Pause after the rebuild of a target, as a multiple of the time that it took, so that rebuilds take less
-than 1 % of the time."""
+"""Pause after the rebuild of a target, as a multiple of the time that the rebuild took, so that rebuilds take
+less than 1 % of the time."""
 
 TRIM_REST = 200
-"""Pause after freed memory was returned, as a multiple of the time that it took: 3 to 50 ms."""
+"""Pause after freed memory was returned to the system, as a multiple of the time that this took. It takes 3
+to 50 ms."""
 
 QUANTISED_REBUILD_REST = 10
-"""Pause after the rebuild of a quantised target, as a multiple of the time that it took, so that rebuilds
-take 9 % of the time at most. Quantised weights change only by rebuilds."""
+"""Pause after the rebuild of a quantised target, as a multiple of the time that the rebuild took, so that
+rebuilds take 9 % of the time at most. Quantised weights change only by rebuilds."""
 
 MERGE_SECONDS = 0.1
-"""Limit in seconds after which a merge begins no further epoch. Because of this limit, updates of many epochs
-at once, which anybody may send, hardly delay a step."""
+"""Time in seconds after which a merge leaves the updates of further epochs for the next merge. Because of
+this limit, updates of many epochs at once, which anybody may send, hardly delay a step."""
 
 PAST_EPOCHS = 8
 """Maximum number of past epochs that are merged into a half-precision target when another epoch begins: the
@@ -121,7 +122,7 @@ class DutyCycle:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Time the action in the block."""
+        """Time the action in the block, and begin the pause after it."""
         start = self._clock()
         yield
         end = self._clock()
@@ -178,8 +179,9 @@ class MergedWeights:
         rebuild."""
         self._noise, self._random = _noise(loaded), Random()
         self._blank = True
-        """Whether no step was taken yet. Until then replayed updates are in the core alone. The first step
-        rebuilds the weights from it, so that a long history is added up only once."""
+        """Whether no step was taken since the beginning or the last `renew`. Until the first step, replayed
+        updates are in the core alone. That step rebuilds the weights from the core, so that a long history is
+        added up only once."""
         self._exact = True
         """Whether the weights equal a rebuild from the current core, with ages counted from `_newest`."""
         self.incomplete = False
@@ -187,12 +189,12 @@ class MergedWeights:
 
     def scale(self, epoch: int) -> float:
         """Return the change of weights along u v^T for one unit of an epoch's core, with the bases' units
-        applied to u and v. It includes the decay as of the last rebuild."""
+        applied to u and v. The result includes the decay as of the last rebuild."""
         return self._undecayed(epoch) * self._decay(self._newest - epoch)
 
     def add(self, batch: UpdateBatch, *replicas: MergedWeights) -> None:
-        """Add updates to the core at once. The weights change with the next `follow` or `rebuild`, and so do
-        those of `replicas`, which share the core."""
+        """Add updates to the core at once. The weights change with the next `follow` or `rebuild`. So do the
+        weights of `replicas`, which share the core."""
         if not len(batch.seeds):
             return
         every = (self, *replicas)
@@ -202,17 +204,17 @@ class MergedWeights:
             weights._changed = not weights._blank
 
     def begin(self, cores: Mapping[int, I64], *replicas: MergedWeights) -> None:
-        """Begin with these cores, which contain the sums of updates that are not added one by one. Call it
-        before anything else."""
+        """Begin with these cores, which contain the sums of updates that are not added one by one. Call this
+        method before any other."""
         self._core.put(cores)
         for weights in (self, *replicas):
             weights._exact = False
 
     def follow(self, epoch: int) -> None:
-        """Bring the weights nearer to the core, as far as the duty cycles allow. Call it before every step,
-        with the step's epoch.
+        """Bring the weights nearer to the core, as far as the duty cycles allow. Call this method before
+        every step, with the step's epoch.
 
-        Delays a step by the rebuild of one target, the merge of one live core and one merge of pending
+        It delays a step by the rebuild of one target, the merge of one live core and one merge of pending
         updates at most.
         """
         if self._blank:
@@ -236,11 +238,12 @@ class MergedWeights:
                 _finish(self._loaded.device)
 
     def rebuild(self, newest: int | None = None) -> None:
-        """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already.
+        """Set every weight to base minus the sum over all epochs, rounded once. Does nothing if the weights
+        are so already.
 
-        With a decay, ages are counted from the newest subspace in the core. `newest` replaces that subspace,
-        for a line towards cores with another newest one. Raises UserError BASES_MISSING, and changes nothing,
-        if the bases of an epoch are missing.
+        With a decay, ages are counted from the newest subspace in the core, or from `newest` if it is given.
+        A line towards cores whose newest subspace is another needs `newest`. Raises UserError BASES_MISSING,
+        and changes nothing, if the bases of an epoch are missing.
         """
         if self._exact and self._newest_of(newest) == self._newest:
             return
@@ -262,7 +265,8 @@ class MergedWeights:
                 )
 
     def renew(self) -> None:
-        """Rebuild every weight before the next step, because bases were added or replaced."""
+        """Schedule a rebuild of all weights for the next step. Call this method when bases were added or
+        replaced."""
         self._blank, self._exact, self.incomplete = True, False, False
 
     def _rebuild_all(self, newest: int | None = None) -> None:
@@ -294,8 +298,8 @@ class MergedWeights:
             self.rebuild()
 
     def _begin(self, epoch: int) -> None:
-        """Make this the epoch in training: schedule the rebuild of every target, and the merge of its live
-        core of the past epoch. Return memory that was freed in the past epoch to the system."""
+        """Make this the epoch in training. Schedule the rebuild of every target, and the merge of its live
+        core, which is of the past epoch. Return memory that was freed in the past epoch to the system."""
         self._epoch = epoch
         if self._trims.due():  # epochs of an open run may last milliseconds
             with self._trims.timed():
@@ -308,7 +312,7 @@ class MergedWeights:
             self._behind.extend(sorted(set(self._targets) - set(self._behind)))
 
     def _wait(self) -> None:
-        """Schedule the rebuild of every target; with `prompt` rebuild all at once."""
+        """Schedule the rebuild of every target. With `prompt` rebuild all of them at once instead."""
         if self._prompt:
             self._rebuild_all()
             return
@@ -316,7 +320,8 @@ class MergedWeights:
         self._waiting.extend(sorted(set(self._targets) - set(self._waiting)))
 
     def _merge_pending(self) -> bool:
-        """Merge pending updates, each with the basis and rate of its own epoch; return whether none is left.
+        """Merge pending updates, each with the basis and rate of its own epoch. Return whether no update is
+        left to merge.
 
         Nothing is merged into a target with a live core, which holds the pending updates of its epoch.
         """
@@ -371,7 +376,8 @@ class MergedWeights:
         self._set_live_core(number)
 
     def _rounded(self, block: Tensor) -> Tensor:
-        """Return `block` (n, in) float32 plus noise, so that rounding to nearest rounds stochastically."""
+        """Return `block` (n, in) float32 plus noise, which makes the rounding to nearest that follows a
+        stochastic one."""
         start = self._random.randrange(self._noise.numel() - block.numel() + 1)
         noise = self._noise[start : start + block.numel()].view_as(block)
         # The exponent alone, 2**e: times the machine epsilon it is the spacing of representable numbers.
@@ -379,7 +385,8 @@ class MergedWeights:
         return block.addcmul_(power, noise, value=torch.finfo(self._loaded.dtype).eps)
 
     def _set_live_core(self, number: int) -> None:
-        """Make the pending updates of a target's epoch its live core; the others wait for the rebuild."""
+        """Make a target's pending updates of its live epoch its live core. Pending updates of other epochs
+        wait for the rebuild."""
         epoch = self._live_epochs[number]
         u, v = self._space.matrices(epoch, number)  # (out, rows), (in, columns)
         a, by = _float(self._pending.layer(epoch, number), v.device), -self._step(number, epoch)
@@ -389,14 +396,13 @@ class MergedWeights:
             self._space.set_live_core(number, u.float() @ a * by, v)
 
     def _step(self, number: int, epoch: int) -> float:
-        """Return the change of a weight for 1 in a target's core, where the int8 entries of both bases are
-        1."""
+        """Return the change of a weight for an entry of 1 in a target's core, where the int8 entries of both
+        bases are 1."""
         return self.scale(epoch) * self._space.unit(number)
 
     @property
     def _exact_on(self) -> torch.device:
-        """Return the device on which float64 is computed: the CPU instead of Apple's GPUs, which lack
-        float64."""
+        """Device on which float64 is computed: the CPU instead of Apple's GPUs, which lack float64."""
         device = self._space.device
         return torch.device("cpu") if device.type == "mps" else device
 

@@ -1,9 +1,10 @@
 """The README of an export: the model's task and origin, the scoring of its answers, and the commands that
 compute the model again from the run's log.
 
-The block at its head is metadata for the Hugging Face hub. Priors and drift are measured on the machine that
-exports, so the card may differ between machines, but the weights beside it are equal. The card contains no
-path of a machine. Ten lines of Python ask the model as `sfnode use` does, with transformers alone.
+The block at the card's head is metadata for the Hugging Face hub. Priors and drift are measured on the
+machine that exports, so cards from two machines may differ, even though the exported weights are equal. The
+card contains no path of a machine. Its ten lines of Python ask the model as `sfnode use` does, with
+transformers alone.
 """
 
 from __future__ import annotations
@@ -82,12 +83,14 @@ DATA_DIR = ("--data-dir", "NODE")
 """Option in a card's commands, with a placeholder for a machine's path."""
 
 LISTED = 100
-"""Maximum number of listed contributors, those with most updates first: people read a card."""
+"""Maximum number of contributors that a card lists, those with most updates first. People read the card, so
+it must not become too long."""
 
 TAGS = ("sfnode", "decentralized-training", "zeroth-order-optimization")
 
 CLOSING = {ord("`"): r"\u0060", ord("|"): r"\u007c"}
-"""Characters that would end the code or table cell around them, as JSON escapes them."""
+"""Characters that would end the code or the table cell around them, keyed by code point, each with its escape
+in JSON."""
 
 MEASURED = f"It was measured with these weights, on up to {CALIBRATION_ROWS} unlabelled training rows."
 GIVEN = "It is the base model's, from the manifest: no rows were there to measure that of these weights on."
@@ -103,8 +106,9 @@ def model_card(
 ) -> str:
     """Return the card of the current model, in Markdown.
 
-    `weights`: the SHA-256 of a whole model's files, in hex, keyed by file name. `adapter`: a text on how well
-    an adapter approximates the trained change; empty for a whole model.
+    `about`: where the model comes from. `weights`: the SHA-256 of a whole model's files, in hex, keyed by
+    file name. `adapter`: a text on how well an adapter approximates the change that training made; empty for
+    a whole model.
     """
     manifest = model.manifest
     task = manifest.task
@@ -246,20 +250,21 @@ def _calibration(model: TrainableModel) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return somebody's text as a JSON string, which Markdown takes for code to its last character."""
+    """Return a stranger's text as a JSON string in backquotes. Nothing in the text can end the code before
+    the last backquote."""
     said = printable(json.dumps(text, ensure_ascii=False)).translate(CLOSING)
     return f"`{said}`"
 
 
 def _source(source: str) -> str:
-    """Return the name of a base model or of rows. Unless it has the form of a name, it is quoted as
-    somebody's text."""
+    """Return the name of a base model or of rows, in backquotes. A text that does not have the form of a name
+    is quoted as a stranger's text."""
     name = public_name(source)
     return f"`{name}`" if re.fullmatch(r"[\w./:-]+", name, re.ASCII) else _quoted(name)
 
 
 def _escaped(text: str) -> str:
-    """Return somebody's text, escaped so that Markdown takes it for plain text."""
+    """Return a stranger's text, escaped so that Markdown takes it for plain text."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
 
 
@@ -270,7 +275,7 @@ FILTERS = {
     "bullets": '{}.replace("@highlight\\n", "- ")',
     "cloze": f'{{}}.replace("@placeholder", {CANDIDATE})',
 }
-"""Python expressions for the filters of templates."""
+"""Python expressions for the filters of templates, keyed by the filter's name."""
 
 HEAD = """\
 import torch, transformers
@@ -309,7 +314,7 @@ print(text{stop}.strip())
 """
 
 ASKED = "a text of yours"
-"""Placeholder for the reader's own text."""
+"""Placeholder for the text that a reader of the card wants to ask about."""
 
 
 def ten_lines(model: TrainableModel) -> str:
@@ -376,5 +381,5 @@ def _rounded(part: float) -> str:
 
 
 def _python(text: str) -> str:
-    """Return somebody's text as Python that cannot end a block of code in Markdown."""
+    """Return a stranger's text as a Python literal that cannot end a block of code in Markdown."""
     return repr(text).replace("`", r"\x60")

@@ -1,8 +1,9 @@
-"""The linear probe: logistic regression on a frozen model's states, one forward pass a row.
+"""The linear probe: logistic regression on a frozen model's hidden states, which take one forward pass for
+each row.
 
 A user with all rows in one place would begin with this probe. So its results are shown beside those of a
-run's head, and beside every figure on a real model (docs/benchmarks.md). torch's L-BFGS fits it. The problem
-is convex, so any solver finds the same weights, and no extra package is needed.
+run's head, and beside every figure on a real model (docs/benchmarks.md). torch's L-BFGS fits the probe. The
+problem is convex, so any solver finds the same weights, and no extra package is needed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.prompts import Row
 
 MOST_ROWS = 4096
-"""Maximum rows to which a run's probe is fitted. A fit then takes a few seconds, and more rows would improve
-it little."""
+"""Maximum number of a trainer's rows, and of a run's public rows, to which a run's probe is fitted. A fit
+then takes a few seconds, and more rows would improve it little."""
 
 STRENGTHS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 """L2 penalties that are tried, the strongest first. Half a penalty times the weights' squared norm is added
-to the mean loss of a row, so that it means the same for any number of rows."""
+to the mean loss of a row. A penalty thus means the same for any number of rows."""
 
 FOLD = 5
 """One in FOLD rows of each class is used to choose the penalty."""
@@ -46,20 +47,22 @@ MOST_ITERATIONS = 5_000
 """Maximum iterations of L-BFGS: a hundred times the number that standardised states have needed."""
 
 FLAT = 1e-6
-"""Maximum component of the gradient at which a fit ends: a thousandth of a component that still changes a
-result's third digit."""
+"""Maximum component of the gradient at which a fit ends. Where a component is a thousand times as large, a
+result may still change in its third digit."""
 
 Probe = Callable[[Tensor], Tensor]
-"""Returns the log-probability of each class, (m, classes) float64, for states (m, features)."""
+"""Function that returns the log-probability of each class, (m, classes) float64, for hidden states (m,
+features)."""
 
 
 def linear_probe(states: Tensor, labels: Tensor, classes: int) -> Probe:
-    """Fit the probe to training rows: their `states` (n, features) and their `labels` (n,), counted from 0.
+    """Fit the probe to training rows: their hidden `states` (n, features) and their `labels` (n,), counted
+    from 0.
 
-    Features are standardised with the mean and deviation of these rows. The penalty is the one with the least
-    loss on the validation rows, a fifth of each class. The final fit uses all rows. The same rows in the same
-    order give the same probe. Raises UserError DATA_MALFORMED unless each class has rows, and at least one
-    class has FOLD rows.
+    Features are standardised with the mean and deviation of these rows. To choose the penalty, a fifth of
+    each class's rows is left out of a first fit, and the penalty with the least loss on that fifth wins. The
+    final fit uses all rows. The same rows in the same order give the same probe. Raises UserError
+    DATA_MALFORMED unless each class has rows, and at least one class has FOLD rows.
     """
     if not suffice(labels, classes):
         raise UserError(
@@ -103,8 +106,9 @@ def _rows(model: TrainableModel) -> list[Row]:
 
 def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
     """Return the results of a linear probe and of the current model on `limit` test rows. The probe is fitted
-    to training rows with kept states: this trainer's and the run's public ones. None unless the run trains
-    only a linear head with the plain loss, and enough states are kept. Raises as `evaluate`."""
+    to those training rows, this trainer's and the run's public ones, whose hidden states are kept. Returns
+    None unless the run trains only a linear head with the plain loss, and enough states are kept. Raises as
+    `evaluate`."""
     target, *others = model.manifest.model.parsed_targets()
     plain = model.manifest.task.loss == "plain" and model.manifest.task.labelled
     if not (plain and model.loaded.kept and target.name in HEADS and not others):
@@ -118,8 +122,9 @@ def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
 def beside(
     model: EvaluationOfRows, loaded: LoadedModel, task: Task, rows: Sequence[Row], held: Sequence[Row]
 ) -> ProbeEvaluation | None:
-    """Fit a probe to those of `rows` whose states are kept, and return its results on the rows `held`, beside
-    those of the `model`. None if too few states are kept. No training row goes through the model."""
+    """Fit a probe to those of `rows` whose hidden states are kept. Return its results on the rows `held`, and
+    its comparison with `model`, the results of a model on the same rows. Returns None if too few states are
+    kept. No training row goes through the model."""
     states, labels = _kept(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH))
     if not suffice(labels, classes := len(task.verbalizer)):
         return None
@@ -137,7 +142,8 @@ def beside(
 
 
 def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tensor]:
-    """Return the kept states of some rows, (n, features), and their classes. Equal texts count once."""
+    """Return the kept hidden states of some rows, (n, features), and their classes. Rows without kept states
+    are left out, and equal texts count once."""
     assert loaded.kept is not None
     labels: dict[Text, int] = {}
     for encoded in batches:
@@ -149,8 +155,8 @@ def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tens
 
 
 def _validating(labels: Tensor) -> Tensor:
-    """Return which rows validate, (n,) bool: every fifth of each class, so that no class loses its only
-    row."""
+    """Return a mask of the rows that are left out to choose the penalty, (n,) bool. It has every fifth row of
+    each class, so that no class loses its only row."""
     found = torch.zeros(len(labels), dtype=torch.bool)
     for label in set(labels.tolist()):
         found[torch.nonzero(labels == label).flatten()[FOLD - 1 :: FOLD]] = True
@@ -158,7 +164,8 @@ def _validating(labels: Tensor) -> Tensor:
 
 
 def _fitted(x: Tensor, labels: Tensor, strength: float, classes: int) -> Tensor:
-    """Return weights, (classes, features + 1) float64. The last column is a bias without a penalty."""
+    """Return the weights of a fitted probe, (classes, features + 1) float64. The last column is a bias, to
+    which the penalty does not apply."""
     weights = torch.zeros(classes, x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
     solver: Any = torch.optim.LBFGS(
         [weights],

@@ -51,7 +51,7 @@ class Question(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Answers that were drawn to some prompts."""
+    """Answers that were sampled from the model for some prompts."""
 
     questions: Sequence[Question]
     answers: Sequence[Continuation]
@@ -111,12 +111,12 @@ class Drawn(NamedTuple):
 
 
 RIGHT = 1 - 1e-8
-"""Minimum reward of an answer that passes. It is 1 minus the rounding of a sum's weights, which add up to 1
-within 10^-9."""
+"""Minimum reward of an answer that passes: 1, less a margin for rounding. The weights of a `sum` of verifiers
+add up to 1 only within 10^-9."""
 
 SAMPLED_AT = 1.0
-"""Temperature of drawn answers in a run whose manifest has 0. At 0 all answers to a prompt would be equal,
-and teach nothing."""
+"""Temperature of drawn answers in a run whose manifest gives the temperature 0. At 0 all answers to a prompt
+would be equal, and teach nothing."""
 
 
 def alike(drawn: Sequence[Drawn]) -> UserError:
@@ -154,7 +154,7 @@ class Rewards:
     def __init__(
         self, manifest: Manifest, loaded: LoadedModel, rows: Sequence[Row], secret: bytes = b""
     ) -> None:
-        """`rows` are those that prompts are drawn from; `secret` as for `Shard`.
+        """`rows`: the rows that prompts are drawn from. `secret` is as for `Shard`.
 
         Raises UserError BAD_OPTION if the model has no positions left for a prompt.
         """
@@ -206,7 +206,8 @@ class Rewards:
 
     def alphas(self, space: Subspace, found: Gradient, seeds: Sequence[int]) -> NDArray[np.float64]:
         """Return the slope of this gradient along the direction of each update, (n,). The seeds are those of
-        one group, or of a single update."""
+        one group, or of a single update. In a group, the mean slope of the other updates is subtracted from
+        each slope."""
         derivatives = found.cells.reshape(1, len(space.targets), *space.columns_of)
         slopes: NDArray[np.float64] = along(derivatives, np.array(seeds, np.uint64))[0]
         if self._group:
@@ -226,8 +227,8 @@ class Rewards:
         return Gradient(found.cells * share, drawn.loss)
 
     def draw(self, questions: Sequence[Question], seed: int, perturb: Perturb | None = None) -> Drawn:
-        """Draw answers to a mini-batch's prompts. The seed and the weights determine them; `perturb` may
-        perturb the weights."""
+        """Draw answers to a mini-batch's prompts. The seed and the weights determine the answers; `perturb`
+        may perturb the weights."""
         keys = token_keys(seed, len(questions) * ANSWERS).tolist()
         prompts = [question.prompt for question in questions for _ in range(ANSWERS)]
         asked = [AnswerRequest(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
@@ -238,7 +239,7 @@ class Rewards:
     def evaluate(
         self, held: Held, of: bytes = OWN, keep_going: KeepGoing = always, perturb: Perturb | None = None
     ) -> EvaluationOfRows:
-        """Measure the rewards of the likeliest answer to each row."""
+        """Measure the model by the rewards of its likeliest answer to each row, decoded greedily."""
         found = [reward for _, reward in self._judged(held.rows, keep_going, perturb)]
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
         return EvaluationOfRows(
@@ -252,7 +253,7 @@ class Rewards:
     def evaluate_base(
         self, held: Held, keep_going: KeepGoing = always, *, calibrated: bool = False
     ) -> EvaluationOfRows:
-        """Measure the base model in the same way. Raises UserError BAD_OPTION with `calibrated`."""
+        """Measure the base model as `evaluate` does. Raises UserError BAD_OPTION with `calibrated`."""
         if calibrated:
             raise UserError(
                 Code.BAD_OPTION,

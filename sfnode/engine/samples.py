@@ -1,7 +1,7 @@
 """Answers of a model with its current weights to a few rows, for people who want to see what it has learnt.
 
-Rows with candidates are answered by the candidate with the highest score, minus the prior as in an
-evaluation. For other rows the model writes the answer. This module knows neither updates nor who reads the
+A row with candidates is answered by the candidate with the highest score, after the prior is subtracted as in
+an evaluation. For other rows the model writes the answer. This module knows neither updates nor who reads the
 answers.
 """
 
@@ -22,7 +22,7 @@ WRITTEN = 24
 """Number of tokens that a model writes: a sentence, or a few seconds on a CPU."""
 
 BEGINNING = 12
-"""Number of words of a plain text that the model continues."""
+"""Maximum number of first words of a plain text that the model is given to continue."""
 
 SHOWN, SHOWN_ANSWER = 400, 200
 """Maximum characters of a row and of an answer that are shown. Of a longer row the end is shown, because the
@@ -38,7 +38,7 @@ class Answered(NamedTuple):
     said: str
     """The model's answer. In a reward run the verifier's remark follows, if there is one."""
     score: float
-    """1 if the answer is right, else 0; in a reward run its reward."""
+    """1 if the answer is right, else 0; in a reward run the answer's reward."""
 
 
 class Preference(NamedTuple):
@@ -57,7 +57,8 @@ class Preference(NamedTuple):
 def answer(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
 ) -> list[Answered]:
-    """Return the model's answers to these rows, at least one. `prior` is subtracted from scores.
+    """Return the model's answers to these rows, of which there is at least one. `prior` is subtracted from
+    scores.
 
     Raises UserError DATA_MALFORMED for a row that does not fit the model.
     """
@@ -69,15 +70,15 @@ def answer(
 
 
 def chooses(task: Task) -> bool:
-    """Return whether answers are chosen from candidates, and not written."""
+    """Return whether answers are chosen from candidates. Otherwise the model writes them."""
     return task.labelled or task.kind == "choice"
 
 
 def choices(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
 ) -> list[Preference]:
-    """Return the model's preferences among each row's candidates, by scores less the `prior`. Raises as
-    `answer`."""
+    """Return the model's preferences among each row's candidates. They follow from scores minus the `prior`.
+    Raises as `answer`."""
     encoded = encode(task, loaded.tokenizer, rows, every_candidate=True)
     shares = encoded.scores(forward(encoded).log_probs, prior).double().softmax(1).tolist()  # (B, K)
     found = []
@@ -117,8 +118,8 @@ def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> 
 
 
 def shown(text: str, right: str, said: str, score: float | None = None, remark: str = "") -> Answered:
-    """Return a row and an answer as people see them, with a remark if there is one. Without a score an answer
-    is right if it equals the right one."""
+    """Return a row and an answer as people see them, with the `remark` if there is one. If `score` is None,
+    the answer is scored 1 if it equals `right`, else 0."""
     text = text.removesuffix(ASKING)
     text, right, said = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}", right.strip(), said.strip()
     behind = f" ({_cut(remark)})" if remark else ""

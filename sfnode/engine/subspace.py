@@ -43,8 +43,8 @@ class ComputedBasis:
         unit: float = 1.0,
         largest: int = 1,
     ) -> None:
-        """`sides` returns U and V, given a subspace and a target. `unit` and `largest` hold for all subspaces
-        and targets."""
+        """`sides` returns U and V, given a subspace and a target. `unit` is the value of an entry 1, and
+        `largest` the largest product of entries, for all subspaces and targets."""
         self._sides, self._device, self._unit, self._largest = sides, device, unit, largest
 
     def units(self, layer: int) -> tuple[float, float]:
@@ -83,11 +83,12 @@ class PublishedBasis:
         """Files that were read and checked, mapped into memory, keyed by digest."""
 
     def units(self, layer: int) -> tuple[float, float]:
-        """Return the same as `ComputedBasis.units`."""
+        """Return the value of an entry 1 in U, and in V, of one target, as `ComputedBasis.units` does."""
         return self._units[layer]
 
     def follow(self, published: Sequence[Bases]) -> None:
-        """Set the published bases of all subspaces, in ascending order from subspace 0 (SPEC O9)."""
+        """Set which bases are published for which subspaces, in ascending order from subspace 0. Bases serve
+        their own subspace, and later ones without bases of their own (SPEC O9)."""
         self._published = tuple(published)
 
     def digest(self, subspace: int) -> str:
@@ -105,7 +106,8 @@ class PublishedBasis:
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
     def largest(self, subspace: int, layer: int) -> int:
-        """Return the same as `ComputedBasis.largest`. Raises as `matrices`."""
+        """Return the largest product of the magnitudes of an entry of U and an entry of V, as
+        `ComputedBasis.largest` does. Raises as `matrices`."""
         return self._pairs(subspace)[layer].largest
 
     def _pairs(self, subspace: int) -> list[bases.Pair]:
@@ -148,7 +150,7 @@ def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch
 
 
 def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> Basis:
-    """Return the bases of a run; `folder` holds the files of published ones."""
+    """Return the bases of a run. `folder` holds the files of published bases."""
     targets, numbers = manifest.model.parsed_targets(), manifest.training
     if numbers.bases:
         return PublishedBasis(folder or Path(), manifest, device)
@@ -158,8 +160,8 @@ def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> B
 
 
 CACHED_EPOCHS = 2
-"""Number of epochs whose bases are cached: the current one, and the one before or after it. At rank 32 each
-takes about 1 % of a bf16 model."""
+"""Number of epochs whose bases are cached: the current epoch, and the one before or after it. At rank 32 an
+epoch's bases take about 1 % of the memory of a bf16 model."""
 
 
 Columns = tuple[Tensor, Tensor]
@@ -206,7 +208,7 @@ class Subspace:
         """Return the directions of the updates with these seeds: s * u_i and v_j of each target, with the
         basis's units applied.
 
-        They lie in memory that the next call overwrites.
+        The result lies in memory that the next call overwrites.
         """
         self._make_room(len(seeds), len(seeds))
         row, column, sign = coordinates(np.array(seeds, np.uint64), len(self.targets), self.columns_of[0])
@@ -224,8 +226,8 @@ class Subspace:
         return Directions(u_parts, torch.split(self._v, self._in), live)
 
     def unit(self, layer: int) -> float:
-        """Return the change of W for 1 in a target's core before the rate, where the int8 entries of both
-        bases are 1."""
+        """Return the change of an entry of W for an entry of 1 in a target's core, where the int8 entries of
+        both bases are 1. The rate is not applied yet."""
         of_u, of_v = self.units[layer]
         return of_u * of_v
 
@@ -233,7 +235,7 @@ class Subspace:
         """Return all columns of U and of V of an epoch as directions, with the bases' units applied. The live
         core's directions come before them.
 
-        They lie in memory that the next call overwrites.
+        The result lies in memory that the next call overwrites.
         """
         (all_u, all_v), live = self.columns(epoch), self.live
         self._make_room(*self.columns_of)
@@ -245,16 +247,16 @@ class Subspace:
         return Directions(tuple(part.t() for part in u), v, live)
 
     def set_live_core(self, layer: int, u: Tensor, v: Tensor) -> None:
-        """Make all rows of every batch see W + u v^T for this target; u (out, k), v (in, k), with as many
+        """Make all rows of every batch see W + u v^T for this target. u (out, k) and v (in, k) have as many
         columns as the narrower of U and V.
 
-        They are used as they are: the caller multiplies them by the bases' units.
+        No units are applied to u and v here: the caller applies the bases' units before.
         """
         torch.split(self._u, self._out)[layer][:, : self.live] = u
         torch.split(self._v, self._in)[layer][:, : self.live] = v
 
     def move(self, device: torch.device) -> None:
-        """Move everything to another device. Bases that were prepared in advance are dropped."""
+        """Move bases and live core to another device. Bases that were prepared in advance are dropped."""
         self.device = device
         self._u, self._v = self._u.to(device), self._v.to(device)
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
@@ -263,7 +265,8 @@ class Subspace:
             self._cache[epoch] = u.to(device), v.to(device)
 
     def columns(self, epoch: int) -> Columns:
-        """Return the bases of an epoch; those of the CACHED_EPOCHS epochs used last are cached."""
+        """Return the bases of an epoch. The bases of the CACHED_EPOCHS epochs that were used last are
+        cached."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
                 self._cache.popitem(last=False)
@@ -273,7 +276,7 @@ class Subspace:
         return self._cache[epoch]
 
     def expect(self, epoch: int, executor: Executor) -> None:
-        """Prepare the bases of an epoch in the background, because for a large model that takes longer than a
+        """Prepare the bases of an epoch in the background. For a large model, making them takes longer than a
         step."""
         if epoch not in self._cache and epoch not in self._coming and self.basis.has(epoch):
             self._coming = {epoch: executor.submit(self._made, epoch)}
@@ -284,8 +287,8 @@ class Subspace:
         self._coming.clear()
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U (out, rows of a core) and V (in, columns of a core) of one target, int8; from the cache if
-        the epoch is there."""
+        """Return U (out, rows of a core) and V (in, columns of a core) of one target, int8. They come from
+        the cache if the epoch's bases are cached."""
         if epoch not in self._cache:
             u, v = self.basis.matrices(epoch, layer)
             return u.to(self.device), v.to(self.device)

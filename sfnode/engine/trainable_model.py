@@ -1,9 +1,9 @@
 """A model with its core, trained without a network: applies updates and measures the next ones.
 
-All methods are synchronous and for one thread, except those of `mini_batches`. The model knows nothing of
-peers: updates given to `apply` may be anybody's, and results of `step` change nothing until they are applied.
-Other operations on a model are functions that take it: `evaluation`, `line`, `probe`, `drift`,
-`making_bases`, `export`.
+All methods are synchronous, and must be called from one thread, except those of `mini_batches`. The model
+knows nothing of peers: updates given to `apply` may be anybody's, and results of `step` change nothing until
+they are applied. Other operations on a model are functions that take it: `evaluation`, `line`, `probe`,
+`drift`, `making_bases`, `export`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from sfprotocol.fields import Values
 from sfprotocol.seeds import I64
 
 PREPARED_STEPS = 4
-"""Maximum number of steps whose mini-batches are kept ready. The oldest are dropped, because some steps are
-never taken."""
+"""Maximum number of steps whose mini-batches are kept ready. Beyond it the oldest mini-batches are dropped,
+because some steps are never taken."""
 
 Draw = Callable[[int], Any]
-"""Encodes the mini-batch that a seed draws; called from several threads."""
+"""Function that encodes the mini-batch that a seed draws. Several threads call it."""
 
 
 class MiniBatches:
@@ -56,13 +56,13 @@ class MiniBatches:
         self._executor = executor
         self._lock = Lock()
         self._prepared: OrderedDict[int, Future[Any]] = OrderedDict()
-        """Mini-batches in preparation, keyed by the seed that draws them, because a step may be taken in
-        pieces."""
+        """Mini-batches that are prepared or in preparation, keyed by the seed that draws each. They are not
+        kept by step, because a step may be taken in pieces."""
         self._largest = 0
         """Number of mini-batches of the largest step that was prepared."""
 
     def prepare(self, seeds: Sequence[int]) -> None:
-        """Encode the mini-batches of a coming step in the background; return at once."""
+        """Encode the mini-batches of a coming step in the background, without waiting for them."""
         drawing = seeds[:: self._together]
         with self._lock:
             self._largest = max(self._largest, len(drawing))
@@ -91,8 +91,8 @@ class StepResult(NamedTuple):
     """Outcome of one step."""
 
     scalars: tuple[Values, ...]
-    """One quantised directional derivative for each seed. In a first-order run each seed has one for every
-    cell."""
+    """One quantised directional derivative for each seed. In a first-order run: for each seed one scalar for
+    every cell."""
     loss: float
     """Mean loss of the step's mini-batches, without failed measurements; NaN if all failed."""
     failed: int
@@ -152,17 +152,17 @@ class TrainableModel:
             if manifest.task.is_rewarded
             else losses(manifest, loaded, rows, self.run_rows, self.priors, secret, noisy=noise is not None)
         )
-        """Measures updates and evaluates models."""
+        """The objective, which measures updates and evaluates the model."""
         self.of_base: dict[Hashable, Any] = {}
         """Measurements of the base model, which does not change."""
         self.judged: dict[int, NDArray[np.float64]] = {}
-        """Weighted sum of the gradients on validation rows that updates were judged with, keyed by subspace
+        """Weighted sum of the gradients on validation rows by which updates were judged, keyed by subspace
         (`line.Slopes.added_to`)."""
         self.odds = self.objective.odds if rows else (0, 0)
         """Number of rows that a mini-batch draws, and number of rows that it draws from; (0, 0) without
         rows."""
         self.mini_batch: Callable[[int], Any] = self.objective.mini_batch
-        """Encodes the mini-batch that a seed draws."""
+        """Function that encodes the mini-batch that a seed draws."""
         self.mini_batches = MiniBatches(self.mini_batch, self._ahead, numbers.batch_updates)
         """Mini-batches of coming steps; any thread may prepare them."""
 
@@ -185,11 +185,12 @@ class TrainableModel:
     ) -> Self:
         """Load the base model and the training rows of a run.
 
-        `model_override` and `data_override` replace the manifest's sources. The manifest's limit on rows does
-        not apply to a node's own data; `skip_bad_rows` applies only to a node's own data. `shard` (k, n)
-        keeps every n-th training row from row k on. Without `training` no training rows are read, and `step`
-        must not be called. `dtype` as for `models.loader.load`. `bases` is the folder with published bases.
-        `secret`, `noise` and `places` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
+        `model_override` and `data_override` replace the manifest's sources. The manifest's limit on the
+        number of rows does not apply to `data_override`, a node's own data; `skip_bad_rows` applies to
+        nothing else. `shard` (k, n) keeps every n-th training row from row k on. Without `training` no
+        training rows are read, and `step` must not be called. `dtype` is as for `models.loader.load`. `bases`
+        is the folder with published bases. `secret`, `noise` and `places` are as in the constructor. Raises
+        UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
         rows, public = (
@@ -222,14 +223,14 @@ class TrainableModel:
         return self.manifest.training.epsilon_in(self.dtype)
 
     def begin(self, cores: Mapping[int, I64]) -> None:
-        """Begin with the cores of a checkpoint in place of its updates. Call it before anything else."""
+        """Begin with the cores of a checkpoint in place of its updates. Call this method before any other."""
         self.weights.begin(cores)
 
     def use_bases(self, published: Sequence[Bases]) -> None:
-        """Set the published bases of all subspaces, in ascending order from subspace 0.
+        """Set which bases are published for which subspaces, in ascending order from subspace 0.
 
-        Call it again when more bases are stored. Until then steps continue without the updates whose bases
-        are missing, and operations that need the exact model raise UserError BASES_MISSING.
+        Call this method again when more bases are stored. Until then steps continue without the updates whose
+        bases are missing, and operations that need the exact model raise UserError BASES_MISSING.
         """
         basis, subspaces = self._basis, self.core.touched()
         if isinstance(basis, PublishedBasis):
@@ -240,8 +241,8 @@ class TrainableModel:
                 self.weights.renew()
 
     def apply(self, batch: UpdateBatch) -> None:
-        """Add updates, this node's own included. The core changes at once and exactly, the weights follow
-        later.
+        """Add updates, this node's own included. The core changes at once, and exactly. The weights follow in
+        later steps.
 
         No update may be added twice. Updates with negated scalars subtract earlier ones.
         """
@@ -251,8 +252,8 @@ class TrainableModel:
         """Measure one update per seed, labelled `epoch`, on the mini-batch that the seed draws. In a run with
         groups, pass the seeds of whole groups; the first seed of a group draws its mini-batch.
 
-        `rate` is the rate of the label, which gives a first-order update its unit and limit. None: the
-        manifest's. Raises as `estimate` and `gradients` do.
+        `rate` is the rate of updates labelled `epoch`. It gives a first-order update its unit and limit.
+        None: the manifest's rate. Raises as `estimate` and `gradients` do.
         """
         numbers, found, scalars = self.manifest.training, list[Estimate | Gradient](), list[Values]()
         delta, limit = numbers.scalar_delta, numbers.scalar_limit
@@ -285,7 +286,8 @@ class TrainableModel:
         return found
 
     def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
-        """Measure updates as `step` does, with exactly the current updates applied (SPEC U10).
+        """Measure updates as `step` does, but rebuild the weights first, so that they contain exactly the
+        current updates (SPEC U10).
 
         Raises as `step` does, and BASES_MISSING.
         """
@@ -293,8 +295,9 @@ class TrainableModel:
         return self.step(seeds, epoch, rate)
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
-        """Return estimates from losses at `distance` along the directions of these seeds, or from a reward
-        run's gradients. In a run with groups, pass the seeds of whole groups (`engine.estimator`).
+        """Return estimates of the slopes along the directions of these seeds, from losses at `distance` along
+        each direction, or in a reward run from gradients. In a run with groups, pass the seeds of whole
+        groups (`engine.estimator`).
 
         All targets are perturbed at once (SPEC U2). Raises UserError OUT_OF_MEMORY when an offloaded model
         finds no room, DATA_MALFORMED for a row that does not fit.
@@ -306,7 +309,8 @@ class TrainableModel:
         return self.objective.estimates(self.space, subspace, seeds, batches, distance)
 
     def _follow(self, epoch: int) -> int:
-        """Prepare the model on its device for a step with this label; return its subspace."""
+        """Prepare the model on its device for a step with this epoch as its label. Return the subspace of the
+        step."""
         self.restore()
         subspace = self.run.subspace_of(epoch)
         self.weights.follow(subspace)
@@ -322,7 +326,7 @@ class TrainableModel:
             self._move_away()
 
     def restore(self) -> None:
-        """Move the model back to its device, every bit as it was.
+        """Move the model back to its device if it was offloaded. No bit of it changes.
 
         Raises UserError OUT_OF_MEMORY if there is no room; the model then stays offloaded.
         """
@@ -351,7 +355,8 @@ class TrainableModel:
         self.weights.rebuild(newest)
 
     def use_threads(self, count: int | None, most: int | None) -> None:
-        """Compute with `count` CPU threads from now on. None: torch's usual number, or `most` if less."""
+        """Compute with `count` CPU threads from now on. None: with torch's usual number of threads, or with
+        `most` if that is less."""
         torch.set_num_threads(count or min(THREADS, most or THREADS))
 
     def cores(self) -> dict[int, I64]:

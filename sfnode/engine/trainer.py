@@ -4,11 +4,12 @@ parallelism).
 
 A replica has its own weights and bases. It shares cores, rows and mini-batches with the first replica, which
 also does everything except steps: evaluations, exports, searches. A step is cut into batches of consecutive
-seeds. Each batch is measured in one batched forward pass on one device, so that a scalar depends on its batch
-and not on the device. Updates are applied between two steps, when no device computes.
+seeds. Each batch is measured in one batched forward pass on one device, so a scalar depends on its batch, and
+not on how the batches are divided among the devices. Updates are applied between two steps, when no device
+computes.
 
 A device that has failed computes nothing until a pause has offloaded the model. The other devices measure its
-share and continue. If the first device fails, there are no evaluations either, and a step raises.
+share of the step and continue. If the first device fails, there are no evaluations either, and a step raises.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ MEMORY = 8
 length."""
 
 FORGET = 256
-"""Number of steps without a batch after which a slow device counts as twice as fast, so that it is tried
+"""Number of steps after which a slow device that got no batch counts as twice as fast, so that it is tried
 again. A device that is 50 times as slow as another is tried every 768th step, which costs less than 1 % of
 the time."""
 
@@ -82,11 +83,11 @@ class Replica:
     """The one thread that computes on the device. None for the first device, on which the engine's thread
     computes."""
     updates: int = 0
-    """Number of updates that it has measured."""
+    """Number of updates that the device has measured."""
     nanoseconds: int = 0
     """Average time of an update, in nanoseconds; 0 before the first one."""
     idle: int = 0
-    """Number of steps since its last batch."""
+    """Number of steps since the device measured its last batch."""
     fault: UserError | None = None
     """Error because of which the device computes nothing now; None while it works. The first device never has
     one, because nothing continues without it."""
@@ -100,7 +101,7 @@ class Replica:
         self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
     ) -> dict[int, StepResult]:
         """Measure batches of seeds one after another, and return the results, keyed by the number of the
-        batch. A fault of the device ends this early.
+        batch. If the device fails, the results of the remaining batches are missing.
 
         Raises errors that are not the device's fault, and any fault of the first device.
         """
@@ -119,7 +120,8 @@ class Replica:
         return found
 
     def _fail(self, error: Exception) -> None:
-        """Stop using the device if the error is its fault and others remain; otherwise raise the error."""
+        """Stop using this device if the error is the device's fault. If it is not, or if this is the first
+        device, raise an error instead."""
         fault = fault_of(self.name, error)
         if fault is None:
             raise error
@@ -131,9 +133,10 @@ class Replica:
 
 
 class ReplicatedTrainer(Trainer):
-    """A trainer whose steps are measured on several devices. It is the first of the replicas.
+    """A trainer whose steps are measured on several devices. The trainer itself is the first of the replicas.
 
-    `load_on` makes one; `spread` adds the replicas to an existing one.
+    `load_on` loads a trainer with its replicas; `spread` adds the replicas to a trainer that is loaded
+    already.
     """
 
     devices: tuple[Replica, ...]
@@ -227,7 +230,7 @@ class ReplicatedTrainer(Trainer):
         }
 
     def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
-        """Measure updates with exactly the current updates applied, as `Trainer.recompute`."""
+        """Measure updates at weights that contain exactly the current updates, as `Trainer.recompute`."""
         for replica in self.devices:
             replica.trainer.restore()
             replica.trainer.weights.rebuild()
@@ -245,8 +248,8 @@ class ReplicatedTrainer(Trainer):
                 other.fault = None
 
     def use_threads(self, count: int | None, most: int | None) -> None:
-        """Compute with `count` CPU threads in all, as `Trainer.use_threads`. The replicas on a CPU share
-        them."""
+        """Compute with `count` CPU threads in all, as `Trainer.use_threads`. If several replicas are on the
+        CPU, they share these threads."""
         share = self.share(count or min(THREADS, most or THREADS))
         super().use_threads(share, None)
         for other in self._others:
@@ -283,8 +286,8 @@ class ReplicatedTrainer(Trainer):
 
 
 def _make_current(device: torch.device) -> None:
-    """Make a GPU the current one of this thread: libraries for quantised weights launch their kernels
-    there."""
+    """Make a GPU the current device of this thread. Libraries for quantised weights launch their kernels on
+    the current device."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -299,9 +302,9 @@ def names(devices: Sequence[str]) -> list[str]:
 
 def divide(batches: int, costs: Sequence[int]) -> list[int]:
     """Return how many of `batches` equal batches each device takes. `costs`: the time of a batch on each
-    device; 0 if it is unknown yet.
+    device; 0 if it is not known yet.
 
-    Each batch in turn goes to the device that would finish it first; if several would, to the first of them.
+    Each batch in turn goes to the device that would finish it first, or to the first of several such devices.
     """
     usual = max(costs) or 1
     costs = [cost or usual for cost in costs]
@@ -315,7 +318,7 @@ def divide(batches: int, costs: Sequence[int]) -> list[int]:
 def _shares(
     batches: Mapping[int, Sequence[int]], working: Sequence[Replica]
 ) -> list[dict[int, Sequence[int]]]:
-    """Return the batches that each device measures, which are consecutive."""
+    """Return the batches that each device measures. The batches of a device are consecutive."""
     counts = divide(len(batches), [one.nanoseconds >> one.idle // FORGET for one in working])
     for replica, count in zip(working, counts, strict=True):
         replica.idle = 0 if count else replica.idle + 1

@@ -1,7 +1,7 @@
-"""A trained model in use: it answers new texts, calibrated as in an evaluation.
+"""A trained model in use: it answers new texts, and its prior is subtracted from scores as in an evaluation.
 
 The model is a trainer's or an exported one. An export has the run's task beside the weights. It also has the
-prior, if scores are compared after subtracting it.
+prior, unless the run's loss is plain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOKENS = 64
 
 
 class ModelInUse(NamedTuple):
-    """A model, with the task that tells how to ask it."""
+    """A model, with the task that says how to ask it, and the prior that is subtracted from scores."""
 
     loaded: LoadedModel
     task: Task
@@ -57,13 +57,14 @@ class ModelInUse(NamedTuple):
 
 
 def most_tokens(loaded: LoadedModel, task: Task, wanted: int = TOKENS) -> int:
-    """Return the maximum tokens of an answer. Half of the model's positions are left for the text."""
+    """Return the maximum number of tokens of an answer. It leaves at least half of the model's positions for
+    the prompt."""
     return min(wanted, task.answer_tokens or wanted, max(1, positions(loaded) // 2))
 
 
 def asked(task: Task) -> Task:
-    """Return the task for reading rows without their answers. If the model writes the answer, that task is
-    plain text from the template."""
+    """Return the task for reading rows without their answers. If the model writes its answer to a template,
+    that is a task of plain texts: the filled template."""
     if chooses(task) or task.kind == "chat":
         return task
     return Task(kind="text", template=task.template, max_tokens=task.max_tokens)

@@ -34,12 +34,13 @@ LINK = 1
 """Id of the link, the same on both sides."""
 
 QUIET = 60 * SYNC_INTERVAL
-"""Time without anything new stored, in seconds on the clock of both machines, after which the exchange ends.
-By then every delayed or lost message was requested again."""
+"""Time, in seconds on the common clock of both machines, after which the exchange ends if neither log has
+stored anything new. In this time every delayed or lost message is requested again."""
 
 
 class PartedError(Exception):
-    """The link ended because one side found an error in what the other side sent."""
+    """Error that ends the exchange: one side closed the link because of a fault in what the other side
+    sent."""
 
 
 class _Side:
@@ -58,8 +59,8 @@ class _Side:
         return float("-inf") if self._host.waiting else self._host.next_deadline()
 
     def round(self, now: float, other: _Side) -> bool:
-        """Do a round of the machine, hand its messages to `other`, and return whether the round stored
-        anything. Raises PartedError."""
+        """Do a round of the host, pass its messages to `other`, and return whether the round stored anything.
+        Raises PartedError."""
         commit = self._host.decide(now)
         if commit is not None:
             self._store.append(commit)
@@ -84,11 +85,10 @@ def _no_own_feed(feed: Feed) -> None:
 
 
 def exchange(run: RunParameters, one: UpdateLog, other: UpdateLog) -> tuple[Machine, Machine]:
-    """Give each log all that it lacks and that is in the other log, as far as the rules admit it. Return the
-    machines of both logs.
+    """Copy to each log what only the other log has, as far as the rules admit it. Return the machines of both
+    logs.
 
-    Takes as long as verifying what is new to one of the logs. Raises PartedError, UserError DISK_FULL,
-    LOG_CORRUPT.
+    Takes as long as verifying the copied messages. Raises PartedError, UserError DISK_FULL, LOG_CORRUPT.
     """
     sides = _Side(run, one), _Side(run, other)
     now = news = 0.0
@@ -145,8 +145,8 @@ def _taken_in(file: Path, unpacked: Unpacked, held: DataDir) -> ImportResult:
 
 @contextmanager
 def _opened(data_dir: Path, manifest: Manifest) -> Iterator[DataDir]:
-    """Lock the folder during the block. If it belonged to no run and the block fails, remove the files that
-    were written to it."""
+    """Lock the folder during the block. If the folder belonged to no run and the block fails, remove the
+    files that were written to the folder."""
     made = not data_dir.exists()
     with open_data_dir(data_dir) as held:
         fresh = not (held.manifest.exists() or held.log.exists())
@@ -175,5 +175,5 @@ def _clear(held: DataDir, made: bool) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest existing folder above `path`: one on the disk on which `path` is or will be."""
+    """Return the nearest existing folder above `path`, which is on the same disk as `path`."""
     return next(folder for folder in path.absolute().parents if folder.is_dir())

@@ -1,8 +1,8 @@
 """The past of a run, computed from the log in a folder: its history and the states of its seals.
 
-Only reads; the folder's node may be running. A state consists of the cores at a seal. One state is computed
-from another by adding the difference of the counted updates. So computing the states of all seals in order
-reads the log about once.
+This module only reads. The folder's node may be running meanwhile. A state consists of the cores at a seal. A
+state is computed from the previously computed state, by adding the difference of the counted updates. So
+computing the states of all seals in order reads the log about once.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _decisions(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> l
 
 
 def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
-    """Return which rounds of a member's work count, and why the others do not, according to the decisions in
-    a log.
+    """Return, for each round of a member's work, whether it counts and otherwise why not, according to the
+    decisions in a log.
 
     `whom` is the member's number, its display name, or the beginning of its key. Raises UserError
     RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless exactly one member matches.
@@ -138,7 +138,8 @@ class Past:
     """The states of an organised run at its seals."""
 
     def __init__(self, manifest: Manifest, update_log: UpdateLog, data_dir: Path) -> None:
-        """Raises UserError RUN_IS_OPEN, LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
+        """Read the log, and the checkpoint in `data_dir` if the log begins with one. Raises UserError
+        RUN_IS_OPEN, LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
         self.manifest = manifest
         self._log = update_log
         self.run = manifest.parameters()
@@ -171,8 +172,8 @@ class Past:
         return self.checkout(epoch).counted
 
     def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
-        """Return the cores, that is the sums, of the `wanted` updates, keyed by subspace, (layers, rank,
-        rank) each. Raises as `replay.changes`."""
+        """Return the cores, in which the `wanted` updates are summed, keyed by subspace. Each core has the
+        shape (layers, rank, rank). Raises as `replay.changes`."""
         advance(self._core, self._log, self._applied, wanted, self.run.subspace_of)
         self._applied = whole(self._applied, wanted)
         return {subspace: core.copy() for subspace, core in self._core.cores().items()}
@@ -194,7 +195,8 @@ class Past:
 
 TOLERANCE = 0.05
 """Maximum relative difference at which signed and measured worths are considered to agree. In a real run, on
-one machine in float32, all digits were equal. Number formats should differ more; that was not measured."""
+one machine in float32, all digits were equal. With other number formats the differences should be larger, but
+were not measured."""
 
 
 def remeasure(
@@ -205,7 +207,8 @@ def remeasure(
     engine: Trainer,
     tell: Callable[[told.Remeasured], None],
 ) -> list[told.Remeasured]:
-    """Measure the worths of the last `epochs` epochs again, and compare them with the signed worths.
+    """Measure the worths of members' updates (their effects on the validation loss) again for the last
+    `epochs` epochs that have signed worths. Compare them with the signed worths.
 
     `engine` must have the run's validation rows, and must not have applied any updates yet. Raises UserError
     LOG_CORRUPT, DATA_*.

@@ -60,8 +60,8 @@ MAX_DESCRIPTION = 600
 MAX_CORE_BYTES = 1 << 27
 """Maximum size of the core of one subspace, in bytes. It has room for 4,096 matrices at rank 64, for 1,024
 matrices at rank 128, or for 16 matrices at rank 1,024. A model of 70B parameters has some 600 matrices, whose
-core takes 5 MB at rank 32. A digest reads all of a core, however few updates are in it, which takes 0.1 s
-(SPEC M9)."""
+core takes 5 MB at rank 32. To compute the digest of a core of the maximum size takes 0.1 s, however few
+updates are in that core (SPEC M9)."""
 
 MAX_CORES_BYTES = 1 << 32
 """Maximum size of the cores of all subspaces together, in bytes. Every node holds them. A run usually has 16
@@ -72,7 +72,7 @@ FIRST_ORDER_VERSION = 4
 """Version of the protocol that added first-order updates and stand-ins."""
 
 MAX_QUOTA_BYTES = 128 << 20
-"""Maximum bytes of a member's updates with one label. In a zeroth-order run `MAX_QUOTA` allows the same
+"""Maximum bytes of a member's updates with one epoch label. In a zeroth-order run `MAX_QUOTA` allows the same
 number of bytes."""
 
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
@@ -109,7 +109,7 @@ def run_id_of(canonical: bytes) -> bytes:
 
 
 class Manifest(Section):
-    """One training run. Manifests with equal canonical bytes are the same run."""
+    """Description of one training run. Manifests with equal canonical bytes describe the same run."""
 
     protocol: int = Field(default=OLDEST_VERSION, ge=1, lt=1 << 32)
     """First protocol version that has everything that the run needs."""
@@ -259,7 +259,8 @@ class Manifest(Section):
 
     @property
     def core_shape(self) -> tuple[int, int, int]:
-        """Shape of the core of a subspace: layers, and the rows and columns of each (SPEC U4, U11)."""
+        """Shape of the core of a subspace: number of layers, and rows and columns for each layer (SPEC U4,
+        U11)."""
         rank, targets = self.training.rank, self.model.parsed_targets()
         rows, columns = targets[0].core_shape(rank) if self.training.is_first_order else (rank, rank)
         return len(targets), rows, columns
@@ -282,8 +283,8 @@ class Manifest(Section):
 
     @property
     def update_forwards(self) -> int:
-        """Cost of an update in example-forwards. In a reward run it is the number of written answers that
-        take as long as the update."""
+        """Cost of an update in example-forwards. In a reward run the cost is the number of written answers
+        that take as long as the update."""
         numbers, rows = self.training, self.training.batch_size
         gradient = 3 * rows  # a backward pass takes as long as two
         if self.task.is_rewarded:
@@ -332,7 +333,8 @@ class Manifest(Section):
     def current(self, source: str) -> Manifest:
         """Return this manifest if nodes of this version can take part in its run.
 
-        `source` names its origin in errors. Raises UserError OLDER_PROTOCOL otherwise.
+        Raises UserError OLDER_PROTOCOL if they cannot; `source` tells in the error where the manifest comes
+        from.
         """
         if self.protocol < OLDEST_VERSION:
             raise UserError(
@@ -428,7 +430,7 @@ class HubRows(NamedTuple):
 
     name: str
     commit: str
-    """Commit; empty for the newest one."""
+    """Commit of the data set; empty for its newest commit."""
     config: str
     split: str
 
@@ -438,7 +440,7 @@ class HubRows(NamedTuple):
 
 
 def hub_rows(source: str) -> HubRows | None:
-    """Return the rows on the hub that a source names; None if it names none."""
+    """Return the rows on the hub that a source names; None if the source names no such rows."""
     found = _ROWS.fullmatch(source)
     return HubRows(*(part or "" for part in found.groups())) if found else None
 
@@ -451,8 +453,8 @@ def names_folders(manifest: Manifest) -> bool:
 
 
 def is_on_hub(source: str) -> bool:
-    """Return whether a source has the form of a model's name on the hub, OWNER/NAME. Files under such a name
-    on this machine do not matter."""
+    """Return whether a source has the form of a model's name on the hub, OWNER/NAME. It does not matter
+    whether this machine has files under that name."""
     return _ON_HUB.fullmatch(source) is not None and not is_file(source)
 
 

@@ -49,8 +49,8 @@ DataRole = Literal["train", "test", "validation"]
 """Purposes of a run's rows."""
 
 MOST_ROWS = (1 << 64) - 1
-"""Maximum of a number of rows: the largest integer that MessagePack encodes. The run id is computed from that
-encoding."""
+"""Maximum value of a field that has a number of rows: the largest integer that MessagePack encodes. The run
+id is computed from that encoding."""
 
 
 def is_file(source: str) -> bool:
@@ -62,8 +62,8 @@ class Data(Section):
     """Sources of rows.
 
     A source is a file (.tsv .csv .jsonl .parquet), `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or
-    `builtin:NAME:SPLIT`. `train` may be empty in a run on private data only: every trainer then brings its
-    own rows with `--data`. Validation rows come from `validation`. If that is empty, they are
+    `builtin:NAME:SPLIT`. `train` may be empty if a run trains on private data only: every trainer then brings
+    its own rows with `--data`. Validation rows come from `validation`. If that is empty, they are
     `validation_limit` rows of the training data, on which then nobody trains (SPEC R9). The organiser judges
     updates on validation rows, and no model is tested on them. `digests` has the digests of sources that are
     files, keyed by role (SPEC B9). Nodes download such files from each other, so a file's name is only a
@@ -144,21 +144,21 @@ class Parent(Section):
 
 class Model(Section):
     """Base model. `source`: `builtin:NAME`, OWNER/NAME on the Hugging Face hub, or the label of a folder. A
-    node gets such a folder from peers, or its owner names one."""
+    node gets such a folder from peers, unless the node's owner names one."""
 
     source: str
     revision: str = ""
     digest: str = Field(pattern="^[0-9a-f]{64}$")
     listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    """Hash of the listing with which nodes download the model from each other (SPEC B2); empty if they do
-    not."""
+    """Hash of the listing with which nodes download the model from each other (SPEC B2); empty if nodes
+    cannot do that."""
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
     outputs: tuple[Annotated[int, Field(ge=-1, lt=4096)], ...] = Field(default=(), max_length=4096)
     """Index of the base classifier's output for each class of the task, in the verbalizer's order (SPEC M1).
     All are -1 if the head begins anew. Empty if the outputs are the classes in their order."""
     parent: Parent | None = None
-    """State of another run that serves as the base model; None if the base model is not such a state. The run
-    id commits to this field."""
+    """State of another run that serves as the base model; None if the base model is no such state. The run id
+    commits to this field."""
 
     @field_validator("targets")
     @classmethod
@@ -189,11 +189,13 @@ MAX_QUOTA = 1 << 20
 16-bit scalars for an epoch."""
 
 MAX_WORK_BITS = 26
-"""Maximum bits of work of a feed. Of the 2^32 incarnations of an origin, 64 have that many on average."""
+"""Maximum number of leading zero bits that may be required of the proof of work in the name of a feed. Of the
+2^32 incarnations of an origin, 64 have so many on average."""
 
 
 class OpenSection(Section):
-    """Price of taking part in an open run, and the quota that it buys. In an organised run both are 0."""
+    """Proof of work that a feed of an open run needs, and the quota that a feed then has. In an organised run
+    both are 0."""
 
     quota: int = Field(default=0, ge=0, lt=1 << 32)
     """Maximum number of updates of one feed in the whole run; 0 if only the budget bounds them (SPEC U6)."""

@@ -22,12 +22,12 @@ ANSWERS = 4
 T8)."""
 
 READING = 1 / 3
-"""Time for scoring a written answer at one more point, as a share of the time for writing it. On SmolLM2
-scoring takes 0.19 CPU seconds, and writing 0.53 (docs/benchmarks.md)."""
+"""Time for scoring a written answer at one more point (perturbed weights), as a share of the time for writing
+it. On SmolLM2 scoring takes 0.19 CPU seconds, and writing 0.53 (docs/benchmarks.md)."""
 
 MAX_STOPS, MAX_STOP = 8, 64
 """Maximum number of texts that end an answer, and maximum characters of each such text. An answer is searched
-for them after every token."""
+for these texts after every token."""
 
 PRIOR_ONE = 1 << 16
 """Number that stands for one nat in a manifest's prior. The unit is exact in every programming language, and
@@ -47,7 +47,8 @@ class Task(Section):
     """Meaning of a row of data: `template` is the prompt, and an answer follows it.
 
     Braces name the fields of a row, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists the
-    filters). A space separates the answer, unless the prompt ends or the answer begins in white space.
+    filters). A space separates prompt and answer, unless the prompt ends with white space or the answer
+    begins with it.
 
     classification: `verbalizer` maps the row's label to the answer. sequence-classification: `template` is
     all the text, which `{separator}` may part in two. `verbalizer` maps the row's label to the name of a
@@ -64,8 +65,8 @@ class Task(Section):
     `loss`, for kinds with a verbalizer, is plain, centred or calibrated. Centred (SPEC T5): mini-batches are
     balanced, and means are subtracted from scores before these are compared. Calibrated: the `prior` is
     subtracted from the scores of each row. `prior` is the base model's prior over the answers, in the
-    verbalizer's order and in units of 2^-16 nats. In a centred run it serves nodes without public training
-    rows, and may be empty.
+    verbalizer's order and in units of 2^-16 nats. With a centred loss the prior serves nodes without public
+    training rows, and may be empty.
     """
 
     kind: Literal[

@@ -14,9 +14,9 @@ from pydantic import Field, field_validator, model_validator
 from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section, Target
 
 MAX_GROUP = 64
-"""Maximum number of updates of a group. Subtracting the mean of the 63 others adds 1/63 to a scalar's
-variance, and a larger group could save no more than this. An auditor measures a whole group for one scalar,
-and 64 groups in a step fill a segment (SPEC S4)."""
+"""Maximum number of updates of a group. Subtracting the mean of the 63 others enlarges a scalar's variance by
+1/63, and a larger group could save no more than that. An auditor must measure a whole group to check one
+scalar, and 64 groups in a step fill a segment (SPEC S4)."""
 
 PUBLISHED_UNIT = 2.0**-3
 """Value of an entry of 1 in bases that are not random (SPEC R10, R12). A column whose values have a root mean
@@ -24,13 +24,13 @@ square of 1, as in random bases, then has entries with a root mean square of 8. 
 15.9."""
 
 LEAST_EPSILON = 2.0**-24
-"""Minimum epsilon. Float16 has no smaller number. At usual slopes losses at points this far apart differ by
-about 2^-24, the spacing of float32 near 1."""
+"""Minimum epsilon. Float16 has no smaller positive number. At usual slopes losses at points this far apart
+differ by about 2^-24, the spacing of float32 near 1."""
 
 LEAST_DELTA, MOST_DELTA = 2.0**-40, 2.0**32
-"""Bounds of the unit of scalars, beyond which scalars do not show slopes. Below LEAST_DELTA, two losses near
-1 in float32 are equal, or differ by more than the largest scalar, even at an epsilon of 1. Above MOST_DELTA,
-a difference of 128 nats is rounded to 0, even at LEAST_EPSILON."""
+"""Bounds of the unit of scalars, beyond which scalars do not show slopes. Below LEAST_DELTA, every slope is 0
+or beyond the largest scalar, even at an epsilon of 1, because losses near 1 in float32 are equal or differ by
+at least 2^-24. Above MOST_DELTA, a difference of 128 nats is rounded to 0, even at LEAST_EPSILON."""
 
 LEAST_MOVE = 2.0**-126
 """Minimum change of a weight by a scalar of 1, learning_rate times scalar_delta: the smallest normal number
@@ -53,8 +53,8 @@ class Training(Section):
     """Hyperparameters of the update rule. Learning rates are per update."""
 
     estimator: Literal["zeroth-order", "first-order"] = "zeroth-order"
-    """Content of an update: a slope along one direction, or a gradient with a number for every cell of the
-    cores (SPEC U2, U11)."""
+    """Content of an update: a slope along one direction (zeroth-order), or a gradient with a number for every
+    cell of the cores (first-order; SPEC U2, U11)."""
     rank: int = Field(default=32, ge=1, le=1024)
     basis: Literal["random", "published", "features"] = "random"
     bases: Hex32 | Literal[""] = ""
@@ -66,14 +66,14 @@ class Training(Section):
     epsilons: dict[Literal["bfloat16", "float16"], Annotated[float, Field(gt=0, le=1)]] = Field(
         default_factory=dict
     )
-    """Epsilon of nodes that compute in a half-precision format, keyed by its name (SPEC U2). In a format
-    without an entry it is `epsilon`."""
+    """Epsilon of nodes that compute in a half-precision format, keyed by the format's name (SPEC U2). Nodes
+    that compute in a format without an entry use `epsilon`."""
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     batch_size: int = Field(default=4, ge=1, le=4096)
     group: int = Field(default=0, ge=0, le=MAX_GROUP)
     """Number of updates that share a mini-batch, each measured at one point and compared with the others
-    (SPEC U2). With 0 each update has a mini-batch of its own, and two points."""
+    (SPEC U2). With 0 each update has a mini-batch of its own, and is measured at two points."""
     epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
     update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
     decay: float = Field(default=1.0, gt=0, le=1)

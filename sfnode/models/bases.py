@@ -23,8 +23,8 @@ from sfnode.tasks.public_files import listed
 from sfprotocol.model_listing import Listing, encode, hash_bases
 
 FILE = "bases"
-"""Name of the file in its listing, whatever its name on disk. The digest of bases is the hash of that
-listing."""
+"""Name that a file of bases has in its own listing, whatever its name on disk. The digest of bases is the
+hash of that listing."""
 
 SUFFIX = ".bases"
 
@@ -57,13 +57,13 @@ def path_in(folder: Path, digest: str) -> Path:
 
 
 def remove(folder: Path, digest: str) -> None:
-    """Remove bases that nobody needs any more, with their partial downloads. Raises OSError."""
+    """Remove bases that nobody needs any more, and what was downloaded of them so far. Raises OSError."""
     path_in(folder, digest).unlink(missing_ok=True)
     shutil.rmtree(path_in(folder, digest).with_suffix(".partial"), ignore_errors=True)
 
 
 def size_of(targets: Iterable[Target], columns: Columns) -> int:
-    """Return the bytes of bases for these targets."""
+    """Return the size of bases for these targets, in bytes."""
     of_u, of_v = columns
     return sum(target.out_features * of_u + target.in_features * of_v for target in targets)
 
@@ -82,15 +82,15 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing, targets: Sequence[Target], columns: Columns) -> bool:
-    """Return whether a listing can belong to bases for these targets."""
+    """Return whether a listing has the one file, of the right size, that bases for these targets have."""
     return [(file.name, file.size) for file in listing.files] == [(FILE, size_of(targets, columns))]
 
 
 def write(folder: Path, pairs: Sequence[tuple[I8, I8]]) -> str:
     """Write U and V of every target, in their order, to a file of the folder; return its digest in hex.
 
-    The file is complete once it has its name (`path_in`). Raises UserError BASES_UNUSABLE for numbers that
-    are not int8 between -127 and 127, OSError.
+    The file gets its name (`path_in`) only when it is complete. Raises UserError BASES_UNUSABLE for numbers
+    that are not int8 between -127 and 127, OSError.
     """
     partial = folder / f".{os.getpid()}{SUFFIX}.partial"
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,8 @@ def write(folder: Path, pairs: Sequence[tuple[I8, I8]]) -> str:
 
 
 def read(file: Path, targets: Sequence[Target], columns: Columns, digest: str) -> list[Pair]:
-    """Return the bases of each target, after checking size, digest and range of the file.
+    """Return the bases of each target, after checking the file's size and digest, and the range of its
+    entries.
 
     The arrays are the file mapped into memory. Raises UserError BASES_MISSING, BASES_UNUSABLE.
     """
@@ -138,7 +139,8 @@ def read(file: Path, targets: Sequence[Target], columns: Columns, digest: str) -
 
 
 def keep(file: Path, folder: Path, targets: Sequence[Target], columns: Columns) -> str:
-    """Copy a file with bases for these targets to a folder, unless it is there; return its digest in hex.
+    """Copy a file with bases for these targets to a folder, unless the folder has these bases already. Return
+    their digest in hex.
 
     Raises UserError as `read`, OSError.
     """

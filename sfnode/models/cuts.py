@@ -1,11 +1,11 @@
 """Cuts of a model in two: a part below, which no training changes, and the part that is trained.
 
-The states at the cut are computed once for each text (`kept_states`), and the trained part runs from them.
-There are two kinds of cuts. At a cut before a linear head the states of a text are one row, and only the head
-remains to be computed. At a cut between two of the model's blocks they are one row for each token. The
-model's own code then still makes positions, masks and rotary tables; only the blocks below the cut are
-skipped. A trial on the model shows whether the part above the cut computes the same as in a whole pass, so no
-list of architectures is needed.
+The hidden states at the cut are computed once for each text (`kept_states`), and the trained part runs from
+them. There are two kinds of cuts. At a cut before a linear head the states of a text are one row, and only
+the head remains to be computed. At a cut between two of the model's blocks the states are one row for each
+token. The model's own code then still makes positions, masks and rotary tables; only the blocks below the cut
+are skipped. A trial on the model shows whether the part above the cut computes the same as in a whole pass,
+so no list of architectures is needed.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ TOLERANCE = 1e-3
 """Maximum difference that rounding may cause in a layer's output, relative to the largest output."""
 
 Run = Callable[[], Tensor]
-"""Runs the whole model on some texts, and returns its outputs."""
+"""Function that runs the whole model on some texts, and returns its outputs."""
 
 
 class Head:
     """The cut before a linear head whose outputs are the model's."""
 
     name = "head-by-mask"
-    """Name of the cut among those of one model, usable in a file's name."""
+    """Name that tells this cut from other cuts of the same model, usable in a file's name."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self.features: int = module.in_features
 
     def rows(self, tokens: int) -> int:
-        """Return the number of rows that the states of a text of `tokens` tokens have at the cut."""
+        """Return the number of rows that the hidden states of a text of `tokens` tokens have at the cut."""
         return 1
 
     def states(self, run: Run) -> Tensor:
-        """Return the states at the cut, (texts, rows, features), when `run` runs the model. Runs as little of
-        the model as possible."""
+        """Return the hidden states at the cut, (texts, rows, features), of the texts on which `run` runs the
+        model. Runs as little of the model as possible."""
         with instead({self._module: lambda hidden: hidden}):
             return run()[:, None]  # (texts, features)
 
     def outputs(self, states: Tensor, run: Run) -> Tensor:
-        """Return the outputs of `run` from these states at the cut, (texts, rows, features). Nothing below
-        the cut is computed, and the current perturbation applies."""
+        """Return the outputs that `run` has when it starts from these hidden states at the cut, (texts, rows,
+        features). Nothing below the cut is computed, and the current perturbation applies."""
         found: Tensor = self._module(states[:, 0])
         return found
 
@@ -63,12 +63,12 @@ class Blocks:
     """The cut after some of a model's first blocks."""
 
     def __init__(self, below: Sequence[nn.Module], output: Any) -> None:
-        """`below`: the blocks below the cut. `output`: the output of the last one, for a batch (texts,
+        """`below`: the blocks below the cut. `output`: the output of the last of them, for a batch (texts,
         rows)."""
         self._below = below
         self._tuple = len(output) if isinstance(output, tuple) else 0
-        """Length of the tuple that a block returns; 0 if it returns the states alone. Transformers' releases
-        and model families differ in this."""
+        """Length of the tuple that a block returns; 0 if the block returns the hidden states alone.
+        Transformers' releases and model families differ in this."""
         self.name = f"block{len(below)}"
         self.features = hidden(output).shape[-1]
 
@@ -110,8 +110,8 @@ class _Passed(Exception):  # noqa: N818 (no error: ends a pass of which the rest
 def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.device) -> ModelCut | None:
     """Return the highest cut below all targets of a model on `device`; None if there is none.
 
-    There is none if the first block or its input is trained (embeddings, or a head that is tied to them), if
-    the model has no list of blocks, or if a cut would change its outputs.
+    There is no cut if the first block or its input is trained (embeddings, or a head that is tied to them),
+    if the model has no list of blocks, or if a cut would change the model's outputs.
     """
     if _is_head(model, sites):
         return Head(sites[0].module)
@@ -137,7 +137,7 @@ def _tried(
     model: PretrainedModel, blocks: list[nn.Module], trained: set[nn.Module], device: torch.device
 ) -> ModelCut | None:
     """Return the cut after the last block that ends before the first trained layer is called. None if a pass
-    from there does not compute the same as the whole pass."""
+    from this cut on does not compute the same as the whole pass."""
 
     def run(first: int = 0) -> Tensor:
         return _outputs(model, device, first)
@@ -201,7 +201,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def hidden(output: Any) -> Tensor:
-    """Return the states in a block's output."""
+    """Return the hidden states in a block's output."""
     found: Tensor = output[0] if isinstance(output, tuple) else output
     return found
 

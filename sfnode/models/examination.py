@@ -2,7 +2,7 @@
 
 The small files of a configuration or a tokenizer can demand any amount of time and memory: endless layers,
 tables of any size, nested rules. `examination_process` reads them as a node would, within bounds on time and
-memory. A sound model is remembered by the content of its files, so that it is examined once.
+memory. If a model is sound, a hash of its files is stored, so that the model is examined once.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from sfnode.errors import Code, UserError
 from sfnode.models import files
 
 SECONDS = 120.0
-"""Maximum processor time of an examination, in seconds: several times what the largest models take on a slow
-machine."""
+"""Maximum processor time of an examination, in seconds: several times as long as the largest models take on a
+slow machine."""
 
 MEMORY = 3 << 30
-"""Maximum memory of the process that examines, in bytes. Libraries take a tenth, and the largest models a
-small part."""
+"""Maximum memory of the process that examines, in bytes. Libraries take a tenth of it, and the largest models
+a small part."""
 
 IDLE = 20.0
 """Seconds without a request after which the process ends. Requests for models that are examined together
 follow each other sooner."""
 
 LIBRARIES = ("torch", "transformers", "tokenizers")
-"""Packages that read models, beside this one. If their versions change, a model is examined again."""
+"""Packages other than sfnode that read models. If the version of one changes, a model is examined again."""
 
 
 class ModelPart(StrEnum):
-    """The part of a model that is examined, and the class that is made of it."""
+    """Part of a model that is examined. The value names, in words, what transformers makes of that part."""
 
     TOKENIZER = "tokenizer"
     LANGUAGE_MODEL = "language model"
     CLASSIFIER = "classifier"
     SHAPE = "shape"
-    """The configuration for any class, with or without weights."""
+    """The configuration of a model of any class, with or without weights."""
 
 
 def part_of(labels: int) -> ModelPart:
-    """Return the part that a task with this many labels needs; without labels, a language model."""
+    """Return the part that a task with this many labels needs: a classifier, or with 0 labels a language
+    model."""
     return ModelPart.CLASSIFIER if labels else ModelPart.LANGUAGE_MODEL
 
 
@@ -58,7 +59,7 @@ _readable: dict[str, int] = {}
 def require_sound(folder: Path, part: ModelPart) -> None:
     """Raise UserError MODEL_UNSAFE if reading this part of a model exceeds a bound, MODEL_* if it is unsound.
 
-    Models of the package are not examined.
+    Models that come with sfnode are not examined.
     """
     if folder.parent == files.EMBEDDED:
         return
@@ -79,10 +80,10 @@ def require_sound(folder: Path, part: ModelPart) -> None:
 
 
 def readable(folder: Path, part: ModelPart, most: int) -> int:
-    """Return the number of tokens that a model can read, up to `most`; `most` if it cannot be tried within
-    the bounds. Raises UserError MODEL_* for an unsound model.
+    """Return the number of tokens that a model can read, up to `most`. Returns `most` if the model cannot be
+    tried within the bounds. Raises UserError MODEL_* for an unsound model.
 
-    Models of the package are not tried.
+    Models that come with sfnode are not tried: the result is `most`.
     """
     if folder.parent == files.EMBEDDED:
         return most
@@ -93,7 +94,7 @@ def readable(folder: Path, part: ModelPart, most: int) -> int:
 
 
 def _ask(folder: Path, part: ModelPart, tokens: int = 0) -> dict[str, Any]:
-    """Return the reply of the process, or raise it if it is a UserError."""
+    """Return the reply of the process. If the process replies with a UserError, raise that error."""
     reply = _process.ask({"folder": str(folder), "part": part, "tokens": tokens})
     if "error" in reply:
         code, what, fix = reply["error"]

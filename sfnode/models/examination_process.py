@@ -1,4 +1,5 @@
-"""The program that reads a model as a node would, to find out what that takes (`examination`)."""
+"""The program that reads a model as a node would, to find out how much time and memory that takes
+(`examination`)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from sfnode.models.examination import ModelPart
 from sfnode.models.targets import PretrainedModel
 
 SPARE = 1 << 26
-"""Maximum number of a model's parameters in addition to one for each byte of its files. It allows for tables
-of positions, which are not stored, and a missing head."""
+"""Number of parameters that a model may have in addition to one for each byte of its files. It allows for
+tables of positions, which are not stored, and for a missing head."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a part of the model in a folder, and return the reply: `error` if reading fails; `tokens`, the
-    number of tokens that the model can read, if the request asks for it; otherwise nothing."""
+    """Read a part of the model in a folder, and return the reply. It has `error` if reading fails, or
+    `tokens`, the number of tokens that the model can read, if the request asks for that number. Otherwise it
+    is empty."""
     folder, part = Path(request["folder"]), ModelPart(request["part"])
     try:
         if request["tokens"]:
@@ -47,8 +49,8 @@ def _labels(part: ModelPart) -> int:
 
 
 def _check_size(folder: Path, model: PretrainedModel) -> None:
-    """Raise UserError MODEL_UNSAFE for a model much larger than its files: transformers would make up the
-    missing tensors, in memory."""
+    """Raise UserError MODEL_UNSAFE for a model much larger than its files. transformers would make up the
+    missing tensors, which takes memory."""
     made = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
     stored = files.weight_bytes(folder)
     if made > stored + SPARE:

@@ -31,7 +31,7 @@ CACHE = Path("~/.cache")
 """Folder of caches, unless XDG_CACHE_HOME names another."""
 
 EMBEDDED = Path(__file__).parent.parent / "embedded"
-"""Folder of `builtin:NAME` in the installed package."""
+"""Folder of the models `builtin:NAME` in the installed package."""
 
 SAFETENSORS = ".safetensors"
 SINGLE = "model.safetensors"
@@ -67,7 +67,8 @@ DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, GENERATION, *TOKENIZER_FILES)
 """Patterns of files to download from the hub: no pickles and no code."""
 
 ADAPTER = "adapter_config.json"
-"""File of an adapter. transformers would silently load it on top of the weights that the digest covers."""
+"""Name of an adapter's file. transformers would silently load the adapter on top of the weights that the
+digest covers."""
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
@@ -99,8 +100,8 @@ SETTINGS = (CONFIG, GENERATION, "added_tokens.json", "special_tokens_map.json", 
 """Names of files with settings."""
 
 MOST_BYTES = dict.fromkeys((*SETTINGS, "chat_template.jinja"), MAX_SETTINGS) | {INDEX: MAX_HEADERS}
-"""Maximum size of files that give the weights a meaning, in bytes, keyed by name. Other files have the hub's
-limit."""
+"""Maximum size, in bytes, of files that give the weights a meaning, keyed by name. For other files the limit
+is `hub.MAX_OTHER_FILE`."""
 
 ABOUT_THE_LIBRARY = ("transformers_version", "_name_or_path")
 """Keys of config.json about the library that has saved the model."""
@@ -122,13 +123,13 @@ class StoredTensor(NamedTuple):
 
 
 def cache() -> Path:
-    """Return the folder of sfnode's caches. They save time, and a lost one is made again."""
+    """Return the folder of sfnode's caches. Caches only save time: a lost one is made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or CACHE).expanduser() / "sfnode"
 
 
 def located(source: str, revision: str = "") -> Path:
-    """Return the folder of the base model `source`, which this machine's owner gives as a path or as a name
-    that `resolve` accepts. Raises UserError as `resolve`."""
+    """Return the folder of the base model `source`: a path, or a name that `resolve` accepts, as this
+    machine's owner gives it. Raises UserError as `resolve`."""
     if Path(source).expanduser().is_file():
         raise _no_weights(Path(source).expanduser())
     return resolve(source, revision, named_folder(source))
@@ -173,7 +174,7 @@ def resolve(source: str, revision: str, override: Path | None) -> Path:
 
 
 def most_bytes(name: str) -> int:
-    """Return the maximum size, in bytes, of a file with this name, which is not one of the weights' files."""
+    """Return the maximum size, in bytes, of a file with this name, other than a file with weights."""
     return MOST_BYTES.get(name, hub.MAX_OTHER_FILE)
 
 
@@ -239,9 +240,9 @@ def digest(folder: Path) -> str:
 
 
 def check_digest(folder: Path, wanted: str) -> None:
-    """Raise UserError MODEL_DIGEST unless a base model has this digest, or as `digest` does.
+    """Raise UserError MODEL_DIGEST unless a base model has this digest. Raises other errors as `digest` does.
 
-    The model is hashed once in a process, and again if its files have changed.
+    In a process the model is hashed once, and again if its files have changed.
     """
     files = ((file, file.stat()) for file in covered(folder))
     _check_digest(folder, wanted, tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in files))
@@ -258,12 +259,12 @@ def _check_digest(folder: Path, wanted: str, _files: tuple[tuple[Path, int, int]
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has safetensors of a model, and not only its configuration."""
+    """Return whether a folder has a model's weights in safetensors, beside its configuration."""
     return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
 
 def weight_bytes(folder: Path) -> int:
-    """Return the bytes of the weights' files. Raises UserError MODEL_*."""
+    """Return the size of the files with weights, in bytes. Raises UserError MODEL_*."""
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
@@ -332,12 +333,12 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 UNSOUND = (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError)
-"""Errors of reading a file of JSON that somebody else has written."""
+"""Errors that reading a JSON file from a stranger may raise."""
 
 
 def _listed(file: Path, room: int) -> tuple[dict[str, StoredTensor], int]:
-    """Return the tensors in the header of one file, keyed by name, and the position where its data begin. A
-    header is 8 bytes of length, then JSON of at most `room` bytes."""
+    """Return the tensors in the header of one file, keyed by name, and the position where the file's data
+    begin. A header is 8 bytes of length, then JSON of at most `room` bytes."""
     try:
         with file.open("rb") as handle:
             length, total = int.from_bytes(handle.read(8), "little"), file.stat().st_size
@@ -351,8 +352,8 @@ def _listed(file: Path, room: int) -> tuple[dict[str, StoredTensor], int]:
 
 
 def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> StoredTensor:
-    """Return the location of the tensor of a header's entry. Offsets count from `begin`, and the file has
-    `total` bytes."""
+    """Return the location of the tensor that an entry of a header describes. Offsets count from `begin`, and
+    the file has `total` bytes."""
     start, stop = entry["data_offsets"]
     if not 0 <= start <= stop <= total - begin:
         raise ValueError("a tensor reaches past the end of the file")
@@ -427,7 +428,8 @@ def _no_weights(folder: Path) -> UserError:
 
 
 def broken(file: Path, kind: str, reason: Exception | str) -> UserError:
-    """Return the error for a model's file that cannot be read, or has another content than its name says."""
+    """Return the error for a model's file that cannot be read, or whose content is not of the `kind` that its
+    name says."""
     if isinstance(reason, OSError):
         return UserError(
             Code.MODEL_NOT_FOUND,
@@ -451,11 +453,11 @@ def licence_of(base: Path) -> str | None:
 
 
 SAFE = frozenset({CONFIG, INDEX, *TOKENIZER_FILES})
-"""Names of the files that may be sent besides safetensors: no code and no pickles."""
+"""Names of the files that nodes may send each other besides safetensors: no code and no pickles."""
 
 
 def list_model(folder: Path) -> bytes:
-    """Return the encoded listing of the base model in a folder; reads all of its files."""
+    """Return the encoded listing of the base model in a folder. This reads all of its files."""
     return encode(listed(file, file.name) for file in covered(folder))
 
 
@@ -480,7 +482,8 @@ def require_safe(listing: Listing) -> None:
 
 
 def read_piece(folder: Path, piece: Piece, offset: int, length: int) -> bytes:
-    """Return at most `length` bytes of a piece from `offset` in the piece on. Raises OSError."""
+    """Return at most `length` bytes of a piece. `offset` is the position in the piece of the first byte.
+    Raises OSError."""
     with (folder / piece.name).open("rb") as file:
         return os.pread(file.fileno(), max(0, min(length, piece.size - offset)), piece.offset + offset)
 
@@ -495,9 +498,11 @@ def write_piece(folder: Path, piece: Piece, data: bytes) -> None:
 
 
 def missing(folder: Path, listing: Listing) -> list[int]:
-    """Return the numbers (SPEC B2) of the pieces that are missing in this folder; reads and hashes its files.
+    """Return the numbers (SPEC B2) of the pieces that are missing in this folder. This reads and hashes the
+    folder's files.
 
-    No other record of an earlier download is kept, because only the files themselves are certain to be right.
+    There is no separate record of the pieces that were downloaded, because only the files themselves are
+    certain to be right.
     """
     lacking = []
     for number, piece in enumerate(listing.pieces(), start=1):

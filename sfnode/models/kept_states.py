@@ -1,9 +1,9 @@
-"""States of texts at a model's cut, computed once for each text, because training changes nothing below the
-cut.
+"""Hidden states of texts at a model's cut, computed once for each text, because training changes nothing
+below the cut.
 
 A text goes through the part below the cut (`cuts`) when it is first needed. From then on its states serve
-mini-batches, searches and evaluations. States are keyed by the text's tokens, because they are all that the
-model sees of row, template, truncation and tokenizer.
+mini-batches, searches and evaluations. States are keyed by the text's tokens, because row, template,
+truncation and tokenizer affect the model only through the tokens.
 """
 
 from __future__ import annotations
@@ -26,36 +26,39 @@ from sfnode.models.cuts import ModelCut, Run
 from sfnode.tasks.bounded_cache import BoundedCache
 
 DISK = 4 << 30
-"""Maximum size of states in files, of all models together, in bytes. The folders least recently written to
-are removed to make room."""
+"""Maximum size of hidden states in files, of all models together, in bytes. To make room, the folders to
+which nothing was written for longest are removed."""
 
 LOOK = 256 << 20
 """Bytes that a process writes before it measures the sizes of all folders again."""
 
 ROOM = 1 << 30
-"""Minimum number of bytes that must stay free on the disk for states to be written."""
+"""Minimum number of bytes that must be free on the disk. With less, no hidden states are written to files."""
 
 
 class Text(NamedTuple):
     """A text as a model sees it."""
 
     key: bytes
-    """Hash of the tokens; for a pair of texts also of the text that each token belongs to."""
+    """Hash of the tokens; for a pair of texts also of the index (0 or 1) of the text that each token belongs
+    to."""
     tokens: int
     """Number of its tokens."""
 
 
 class StateFolder:
-    """States on this machine's disk, a file for each text. Other nodes on this machine, evaluations, and this
-    node after a restart use them, too. Lost states are computed again."""
+    """Hidden states on this machine's disk, a file for each text. Other nodes on this machine, evaluations,
+    and this node after a restart read these files, too. Lost states are computed again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._left: int | None = 0
-        """Bytes that may be written before all folders are measured again; None if there is no room."""
+        """Bytes that may be written before the sizes of all folders are measured again; None if there is no
+        room."""
 
     def read(self, key: bytes, shape: tuple[int, int]) -> Tensor | None:
-        """Return a state, (rows, features) float32; None if it is missing or broken."""
+        """Return the hidden states of the text with this key, (rows, features) float32; None if their file is
+        missing or broken."""
         with suppress(OSError):
             found = (self._folder / key.hex()).read_bytes()
             if len(found) == 4 * shape[0] * shape[1]:
@@ -63,7 +66,7 @@ class StateFolder:
         return None
 
     def write(self, states: Iterable[tuple[bytes, Tensor]]) -> None:
-        """Write these states as long as there is room."""
+        """Write these hidden states, keyed by text, as long as there is room."""
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for key, state in states:
@@ -85,21 +88,22 @@ class StateFolder:
 
 
 class KeptStates:
-    """The states of texts at a cut of one model."""
+    """The hidden states of texts at a cut of one model."""
 
     def __init__(self, cut: ModelCut, device: torch.device, dtype: torch.dtype) -> None:
         """`device` and `dtype` are those of the layers after the cut."""
         self.cut = cut
         self.folder: StateFolder | None = None
-        """Folder in which states outlast the process, if any."""
+        """Folder in which hidden states outlast the process; None if they are in memory only."""
         self.forwards = 0
         """Number of texts that went through the part below the cut."""
         self._device, self._dtype = device, dtype
         self._states = BoundedCache[Text, Tensor]()
-        """States of each text, (rows, features) float32 on the CPU."""
+        """Hidden states of each text, (rows, features) float32 on the CPU."""
 
     def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
-        """Return the texts whose states are missing, each with one of its indices in `texts`."""
+        """Return the texts whose hidden states must be computed, each with one of its indices in `texts`.
+        States that are in the folder alone are read into memory."""
         if folder := self.folder:
             for text in texts:
                 shape = self.cut.rows(text.tokens), self.cut.features
@@ -108,7 +112,7 @@ class KeptStates:
         return {text: place for place, text in enumerate(texts) if text not in self._states}
 
     def fill(self, texts: Sequence[Text], run: Run) -> None:
-        """Compute and keep the states of these texts; `run` runs the model on them."""
+        """Compute and keep the hidden states of these texts; `run` runs the model on them."""
         with torch.inference_mode():
             found = self.cut.states(run).to("cpu", torch.float32)  # (texts, rows of the longest, features)
         with torch.inference_mode(mode=False):  # states may need gradients
@@ -123,21 +127,22 @@ class KeptStates:
             self.folder.write((text.key, state) for text, state in zip(texts, states, strict=True))
 
     def of(self, texts: Sequence[Text]) -> Tensor:
-        """Return the states of kept texts, (texts, rows of the longest, features), padded with zeros. They
-        have the device and the dtype of the layers after the cut."""
+        """Return the kept hidden states of these texts, (texts, rows of the longest, features), padded with
+        zeros. They have the device and the dtype of the layers after the cut."""
         found = pad_sequence([self._states[text] for text in texts], batch_first=True)
         self._states.make_room()  # only now: a batch may exceed the room
         return found.to(self._device, self._dtype)
 
     def outputs(self, texts: Sequence[Text], begun: int, run: Run) -> Tensor:
-        """Return the outputs of the whole model for kept texts without their first `begun` rows. `run` runs
-        the model on these; nothing below the cut is computed."""
+        """Return the outputs of the whole model for these texts, from their kept hidden states without the
+        first `begun` rows. `run` runs the model on the texts without these rows; nothing below the cut is
+        computed."""
         return self.cut.outputs(self.of(texts)[:, begun:], run)
 
 
 def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> list[Text]:
-    """Return the texts of a batch. `tokens`, `mask` and `types` are (texts, T) each: `mask` is 0 on padding,
-    which is on the right, and `types` is the text of a pair that each token belongs to."""
+    """Return the texts of a batch. `tokens`, `mask` and `types` are (texts, T) each. `mask` is 0 on padding,
+    which is on the right. `types` is the index (0 or 1) of the text that each token belongs to in a pair."""
     ends = mask.sum(1).tolist()
     seen = ((tokens[row, :end], types[row, :end]) for row, end in enumerate(ends))
     keys = [hashlib.blake2b(b"".join(map(bytes, parts)), digest_size=16).digest() for parts in seen]
@@ -145,8 +150,8 @@ def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[
 
 
 def _left_for(own: Path, size: int) -> int:
-    """Return DISK minus the sizes of all folders of states, in bytes. Folders other than `own` are removed,
-    the oldest first, if that is necessary for `size` more bytes."""
+    """Return DISK minus the sizes of all folders with hidden states, in bytes. Folders other than `own` are
+    removed, the oldest first, if that is necessary for `size` more bytes."""
     folders = [found for found in own.parent.iterdir() if found.is_dir()]
     sizes = {folder: sum(map(_size, folder.iterdir())) for folder in folders}
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):

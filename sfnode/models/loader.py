@@ -5,7 +5,7 @@ It knows nothing of updates, subspaces or tasks. Only safetensors are read, and 
 is run. transformers sees only what `vetting` lets through.
 
 A rebuild starts from the base weights. They are read again from the files, in the stored dtype, so no second
-copy is in memory. A changed file is noticed.
+copy is in memory. Reading a file that has changed raises an error.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _library_log: Any = logging
 AUTO = "auto"
 
 STORED = "stored"
-"""Name of the dtype of the base model's own files, in which it is exported."""
+"""Name that stands for the dtype of the base model's own files. A model can be exported in this dtype."""
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 NAMELESS = "label_"
-"""Prefix of the names that transformers gives to unnamed classes; the number follows."""
+"""Prefix of the names that transformers gives to unnamed classes; the number of the class follows it."""
 
 HEAD_SPREAD = 0.02
-"""Half-width of the random weights of a missing classification head. It is about as large as in a new head by
-transformers."""
+"""Largest magnitude of the random weights of a missing classification head. It is about as large as in a new
+head by transformers."""
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MISSING = (
@@ -86,11 +86,11 @@ class LoadedModel:
     quantised: bool
     """Whether matrices are stored in fewer bits (int8, nf4)."""
     classifies: bool
-    """Whether it has a classification head instead of a language-model head."""
+    """Whether the model has a classification head instead of a language-model head."""
     known_tokens: int
-    """Number of tokens that it can read and, if it is a language model, write."""
+    """Number of tokens in the vocabulary that the model can read and, if it is a language model, write."""
     kept: KeptStates | None = None
-    """States at the cut below the trained part; None if a cut would save nothing."""
+    """Hidden states at the cut below the trained part; None if the model has no such cut."""
 
     @cached_property
     def widest(self) -> int:
@@ -161,7 +161,8 @@ def load(
 
 
 def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> LoadedModel:
-    """Load the model in a folder without targets; `dtype` and errors as for `load`."""
+    """Load the model in a folder for answering, without targets to train. `dtype` and errors are as for
+    `load`."""
     folder = files.resolve("", "", folder)
     return make_trainable(*_read_folder(folder, task), (), folder, device, dtype)
 
@@ -200,8 +201,8 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Load a tokenizer, without bounds on time and memory. Raises UserError MODEL_UNSUPPORTED or
-    MODEL_UNSAFE."""
+    """Load a tokenizer. The time and memory that this takes are not bounded. Raises UserError
+    MODEL_UNSUPPORTED or MODEL_UNSAFE."""
     silence_transformers()
     try:
         with vetting.vetted(folder) as vetted:
@@ -230,7 +231,9 @@ def classes(task: Task) -> int:
 
 def outputs_of(folder: Path, task: Task) -> tuple[int, ...]:
     """Return the manifest's `Model.outputs` for the classifier in a folder: the output of each of the task's
-    classes, found by name. Raises UserError MODEL_UNSUPPORTED."""
+    classes, found by name. Empty if the outputs are in the classes' order already, or if the model has
+    another number of classes; -1 for every class if the names do not match. Raises UserError
+    MODEL_UNSUPPORTED."""
     names = _class_names(folder)
     if not names or len(names) != classes(task):
         return ()
@@ -246,8 +249,8 @@ def outputs_of(folder: Path, task: Task) -> tuple[int, ...]:
 
 
 def _class_names(folder: Path) -> list[str]:
-    """Return the names of a classifier's classes in the order of its outputs, in small letters; empty for
-    another model."""
+    """Return the names of a classifier's classes in the order of its outputs, in lower case; empty for a
+    model that is no classifier."""
     settings = vetting.read(folder / files.CONFIG)
     if not any(name.endswith("ForSequenceClassification") for name in vetting.architectures(settings)):
         return []
@@ -260,7 +263,8 @@ def _class_names(folder: Path) -> list[str]:
 
 def require_match(folder: Path, labels: int) -> None:
     """Raise UserError MODEL_UNSUPPORTED if the tokenizer in a folder may give a text tokens that the model
-    does not know, MODEL_* if either cannot be read. `labels` as for `describe`. The weights are not read."""
+    does not know, MODEL_* if tokenizer or model cannot be read. `labels`: the number of classes of a
+    classifier, 0 for a language model. The weights are not read."""
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
     check_tokens(folder, read_skeleton(folder, labels), tokenizer)
@@ -295,7 +299,8 @@ def check_tokens(folder: Path, model: PretrainedModel, tokenizer: Any) -> None:
 
 
 def known_tokens(model: PretrainedModel) -> int:
-    """Return the number of tokens that a model can read and, if it is a language model, write."""
+    """Return the number of tokens in the vocabulary that a model can read and, if it is a language model,
+    write."""
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     return min(len(table.weight) for table in tables if table is not None)
 
@@ -308,7 +313,8 @@ def make_trainable(
     device: torch.device,
     dtype: str,
 ) -> LoadedModel:
-    """Make a model on the CPU with the base weights ready for training on `device`.
+    """Make a model ready for training on `device`. The caller passes the model on the CPU, with the base
+    weights.
 
     Raises UserError DEVICE for an unavailable dtype.
     """
@@ -344,8 +350,8 @@ def make_trainable(
 def _end_by_mask(model: PretrainedModel) -> None:
     """Make a causal classifier find the end of a text by the mask.
 
-    transformers looks for the padding token instead, which may occur in a text or not exist. Therefore all
-    outputs that transformers chooses from are made equal to the right one.
+    transformers looks for the padding token instead, which may occur in a text or not exist. It then takes
+    one of the text's outputs. Therefore all outputs of a text are made equal to the output at its last token.
     """
     if CAUSAL_HEAD not in dict(model.named_parameters()):
         return
@@ -382,7 +388,7 @@ def compute_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return the float dtype of the stored tensors; float32 if they have several."""
+    """Return the float dtype of a folder's stored tensors; float32 if they have more than one."""
     found = {DTYPES[stored.dtype] for stored in float_tensors(folder).values()}
     return found.pop() if len(found) == 1 else torch.float32
 
@@ -418,7 +424,7 @@ def _examine(folder: Path, labels: int) -> None:
 
 
 def read_skeleton(folder: Path, labels: int) -> PretrainedModel:
-    """Return the model's modules without memory for their weights, without bounds on time.
+    """Return the model's modules without memory for their weights. The time that this takes is not bounded.
 
     Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
@@ -451,10 +457,12 @@ def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
 
 
 def readable(folder: Path, labels: int, most: int) -> int:
-    """Return the number of tokens that the model in a folder can read, up to `most`, without bounds on time.
+    """Return the number of tokens in a text that the model in a folder can read, up to `most`. The time that
+    this takes is not bounded.
 
-    It is found by trial, with one of the model's blocks and random weights: tables of positions begin at 0, 1
-    or 2, and no key of a configuration shows where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
+    The number is found by trial, with one of the model's blocks and random weights: tables of positions begin
+    at 0, 1 or 2, and no key of a configuration shows where. Raises UserError MODEL_UNSUPPORTED or
+    MODEL_UNSAFE.
     """
     settings = _settings(folder, labels)
     settings.get_text_config().num_hidden_layers = 1
@@ -557,8 +565,8 @@ def _check_finite(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
-    """Raise UserError MODEL_UNSUPPORTED for a classification head with another number of classes. A missing
-    head is accepted."""
+    """Raise UserError MODEL_UNSUPPORTED for a classification head whose number of classes is not `labels`. A
+    missing head is accepted."""
     found, body = float_tensors(folder), f"{skeleton.base_model_prefix}."
     for name, parameter in skeleton.named_parameters():
         stored = None if name.startswith(body) else found.get(name)
@@ -573,8 +581,8 @@ def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
 
 
 def _check_vectors(sites: tuple[TargetSite, ...], dtype: str, compute: torch.dtype) -> None:
-    """Raise UserError DEVICE for vectors in half precision, where a change of 0.001 to a norm's weight of 1
-    is lost."""
+    """Raise UserError DEVICE if vectors are trained in half precision. There a change of 0.001 to a norm's
+    weight of 1 is lost."""
     vector = next((site.target.name for site in sites if site.form is Form.VECTOR), None)
     if vector is not None and dtype != STORED and compute not in (torch.float32, torch.float64):
         name = str(compute).removeprefix("torch.")
@@ -595,11 +603,11 @@ def unsupported(folder: Path, reason: str) -> UserError:
 
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Names of the float types in the safetensors format."""
+"""torch's float types, keyed by their names in the safetensors format."""
 
 
 InFile = tuple[files.StoredTensor, int]
-"""The location of a tensor, and its checksum."""
+"""The location of a tensor in a file, and the checksum of its bytes."""
 
 
 class BaseWeights:
@@ -632,10 +640,11 @@ def float_tensors(folder: Path) -> dict[str, files.StoredTensor]:
 
 
 def _origin(site: TargetSite, stored: dict[str, files.StoredTensor], prefix: str) -> InFile | Tensor:
-    """Return the origin of a target's base weight: a file if it holds the same numbers, otherwise a copy.
+    """Return the origin of a target's base weight: its place in a file if the file holds the same numbers,
+    otherwise a copy.
 
-    transformers loads some models under other names than the stored ones, or splits and joins tensors.
-    Tensors are therefore compared.
+    transformers loads some models under other names than the stored ones, or splits and joins tensors. So the
+    numbers are compared, and not only the names.
     """
     parameter: Tensor = getattr(site.module, site.parameter).data
     name = (

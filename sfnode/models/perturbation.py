@@ -2,7 +2,7 @@
 
 W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a `forward` that computes this. The
 second term and the bias are computed first, and the layer's usual product is added to them. Each row of a
-batch has its own m. One pass therefore has both points of an estimate for several queries, and no weight is
+batch has its own m. So one pass can measure both points of an estimate for several queries, and no weight is
 written. This module knows layers and directions, but neither seeds nor losses.
 """
 
@@ -27,9 +27,9 @@ class Directions(NamedTuple):
     queries."""
 
     u: tuple[Tensor, ...]
-    """Per target (k, out_features)."""
+    """A tensor (k, out_features) for each target."""
     v: tuple[Tensor, ...]
-    """Per target (in_features, k)."""
+    """A tensor (in_features, k) for each target."""
     live: int
     """Number of the k directions that belong to the live core, which acts on every row alike
     (`engine.subspace`). They come first."""
@@ -41,20 +41,21 @@ class Directions(NamedTuple):
 
 
 class Perturbation(NamedTuple):
-    """Amounts by which each row of one pass is moved along each direction, in the directions' dtype."""
+    """Amounts by which the weights are moved along each of the k directions, for each row of one pass, in the
+    directions' dtype. The pass has S sequences of T tokens and P targets."""
 
     directions: Directions
     tokens: Tensor
-    """(S * T, k), for layers that see a row per token."""
+    """Amounts (S * T, k) for layers that see a row per token."""
     sequences: Tensor
-    """(S, k), for layers that see a row per sequence, as a classification head does."""
+    """Amounts (S, k) for layers that see a row per sequence, as a classification head does."""
     outputs: Tensor
-    """(P, k), for the head of a language model, which sees `head_positions` only."""
+    """Amounts (P, k) for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
-    """Cores per target (S, blocks, c, r), which replace the amounts along all directions but the live core's.
-    Sequence s sees W plus the sum over blocks of u^T C^T v^T, where C is the sequence's core in a block, u
-    are the block's r directions, and v its c directions. Every sequence may thus have cores of its own, in
-    many subspaces."""
+    """A tensor of cores (S, blocks, c, r) for each target, which replaces the amounts along all directions
+    but the live core's. Sequence s sees W plus the sum over blocks of u^T C^T v^T, where C is the sequence's
+    core in a block, u are the block's r directions, and v its c directions. Every sequence may thus have
+    cores of its own, in many subspaces."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
@@ -65,7 +66,7 @@ class Perturber:
     def __init__(self, model: PretrainedModel, sites: Sequence[TargetSite]) -> None:
         """Replace the forward of every target of `model`, permanently."""
         self.head_positions: tuple[Tensor, Tensor] | None = None
-        """(P,) sequence and (P,) column of the hidden states that the head sees; None: all."""
+        """(P,) sequence and (P,) column of the hidden states that the head sees; None: it sees all."""
         self._perturbation: Perturbation | None = None
         self.seen: set[int] = set()
         """Targets that were perturbed since this set was last cleared."""
@@ -159,10 +160,10 @@ def _tied_head(perturber: Perturber, number: int, head: Any) -> Layer:
 
 
 def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
-    """Return the forward of a table, which adds m v[id] u to a row.
+    """Return the forward of an embedding table. It adds m v[id] u to the table's row `id`.
 
-    Ids of positions are given once for all sequences, (1, T); their rows are returned for each sequence, (S,
-    T, d).
+    Ids of positions are given once for all sequences, (1, T). Their rows are returned for each sequence, (S,
+    T, d), because each sequence has its own m.
     """
     plain: Layer = module.forward
     scale = getattr(module, "embed_scale", 1.0)  # transformers' scaled embeddings multiply last
@@ -186,8 +187,8 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
 
 
 def _along(x: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer) -> Tensor:
-    """Return bias + weighted(x v) u, (N, out), to which the layer's own product is added in place, which
-    saves a pass over the outputs.
+    """Return bias + weighted(x v) u, (N, out). The caller adds the layer's own product in place, which saves
+    a pass over the outputs.
 
     x (N, in), bias (out,) or None, u (k, out), v (in, k).
     """

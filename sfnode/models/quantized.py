@@ -1,8 +1,8 @@
 """Linear layers whose weight is stored in 8 or 4 bits and expanded for each product.
 
-Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are always
-quantised from full precision in whole blocks of rows, never changed in place, so rounding errors never add
-up. This module knows nothing of updates.
+Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are never
+changed in place. They are always quantised from full precision, in whole blocks of rows, so rounding errors
+never add up. This module knows nothing of updates.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ INT8_STEPS = 127
 """Largest magnitude of a stored entry. -128 is left out, so that the range is symmetric."""
 
 BLOCK_ENTRIES = 1 << 20
-"""Maximum entries of a block that is in higher precision while it is rounded: three blocks in float64 take 25
-MiB. Copies of whole matrices would dominate the memory of loading, and fragment the heap."""
+"""Maximum number of entries of a block of rows that is in higher precision while it is rounded. Three such
+blocks in float64 take 24 MiB. Copies of whole matrices would dominate the memory of loading, and fragment the
+heap."""
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
@@ -59,8 +60,8 @@ class QuantisedLinear(nn.Module):
         raise NotImplementedError
 
     def store(self, first: int, rows: Tensor) -> None:
-        """Quantise rows (n, in) of W, of any float dtype, from row `first` on; blocks come in ascending
-        order."""
+        """Quantise these rows (n, in) of W, which are of any float dtype, and store them from row `first` on.
+        Calls come with ascending rows."""
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
@@ -88,8 +89,8 @@ class _Product(torch.autograd.Function):
 
 
 class Int8Linear(QuantisedLinear):
-    """Linear layer with an int8 per entry and a float32 scale per row. The row's largest magnitude is 127
-    steps."""
+    """Linear layer with an int8 for each entry and a float32 scale for each row. The scale makes the row's
+    largest magnitude 127."""
 
     entries: Tensor
     """(out, in) int8."""
@@ -130,7 +131,7 @@ class Nf4Linear(QuantisedLinear):
         return weight.view(self.out_features, self.in_features)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move the library's tensors, too, which are not buffers of the module."""
+        """Move the library's tensors as well, which are not buffers of the module."""
         moved: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self._entries is not None:
             self._entries = fn(self._entries)
@@ -138,8 +139,8 @@ class Nf4Linear(QuantisedLinear):
         return moved
 
     def store(self, first: int, rows: Tensor) -> None:
-        """Collect rows, and quantise all of them with the last, because blocks of 64 entries extend over
-        several rows."""
+        """Collect rows, and quantise all of them when the last one has come: blocks of 64 entries, which
+        share a scale, may extend over several rows."""
         self._blocks.append(rows.to(self._device, self.dtype))
         if first + rows.shape[0] == self.out_features:
             whole = torch.cat(self._blocks).flatten()  # on a CPU the library mistakes rows for blocks

@@ -26,7 +26,8 @@ STORED = torch.bfloat16
 """Dtype of the files, as in most published models. It takes half the disk space of float32."""
 
 WORDS = 4096
-"""Number of tokens of the synthetic tokenizer: more than a mini-batch can hold, quick to build."""
+"""Maximum number of tokens in the vocabulary of the synthetic tokenizer: more than the texts of a mini-batch
+need, and quick to build."""
 
 _FastTokenizer: Any = PreTrainedTokenizerFast
 
@@ -62,7 +63,8 @@ def describe(source: str) -> Any:
 
 
 def read(folder: Path) -> Any:
-    """Return the configuration in a model's folder, with or without weights, without bounds on time.
+    """Return the configuration in a model's folder, with or without weights. The time that this takes is not
+    bounded.
 
     Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
@@ -106,7 +108,7 @@ def token_numbers(vocabulary: int) -> Any:
 
 
 def has_head(settings: Any) -> bool:
-    """Return whether the configuration belongs to an encoder, which classifies sequences."""
+    """Return whether the configuration belongs to an encoder, which classifies texts and writes none."""
     return any(name.endswith(vetting.ENCODER_HEADS) for name in vetting.architectures(settings.to_dict()))
 
 

@@ -1,8 +1,9 @@
 """Choice of the parameters of a model that are trained, and the view of each as a matrix.
 
 Linear layers are chosen by patterns as in PEFT's `target_modules`; embeddings, biases and norms by one switch
-each. Errors about untrainable parameters have the name and the reason. The model may be on the `meta` device,
-without memory for weights. This module knows nothing of files, bases or updates, and runs no model.
+each. An error about a parameter that cannot be trained gives its name and the reason. The model may be on the
+`meta` device, without memory for weights. This module knows nothing of files, bases or updates, and runs no
+model.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ VALUE_LAYERS = ("v_proj", "value", "v_lin", "v")
 """Names, in transformers' models, of the layers that make the values of attention."""
 
 UPPER = 2 / 5
-"""Share of a deep model's blocks that count as its last ones. In these blocks mini-batches agree most about a
-task's answers in words, and the blocks' input is computed once for each text (docs/research-log.md)."""
+"""Share of a deep model's blocks that count as its last ones. If the answers of a task are words, slopes have
+the most signal for their noise in these blocks (docs/research-log.md). The input of the first of these blocks
+is computed once for each text."""
 
 DEEP = 8
 """Minimum number of blocks of a deep model. In a model with fewer blocks, all blocks count as the last
@@ -90,8 +92,8 @@ DEFAULT = Selection()
 def choose(model: PretrainedModel, selection: Selection) -> list[Target]:
     """Return the selected targets in the model's own order, a module's weight before its vectors.
 
-    Raises ValueError with a readable reason if a pattern matches nothing or another kind of module, if a
-    chosen parameter cannot be trained, and if nothing is chosen.
+    Raises ValueError with a readable reason in three cases: a pattern matches nothing or another kind of
+    module, a chosen parameter cannot be trained, or nothing is chosen.
     """
     named = {name for pattern in selection.modules for name in _matching(model, pattern)}
     known = _sites(model)
@@ -193,7 +195,8 @@ def _is_lookup(module: nn.Module) -> bool:
 
 
 def _matching(model: PretrainedModel, pattern: str) -> list[str]:
-    """Return the names of the modules that a pattern stands for, all trainable. Raises ValueError."""
+    """Return the names of the modules that a pattern stands for. Raises ValueError if there are none, or if
+    one of them cannot be trained."""
     groups = {ALL_LINEAR: _linear_layers, UPPER_LINEAR: _upper_layers, VALUES: _value_layers}
     every = groups.get(pattern.lower())
     matched = every(model) if every else _called(model, pattern)
@@ -214,8 +217,8 @@ def _linear_layers(model: PretrainedModel) -> list[str]:
 
 
 def _upper_layers(model: PretrainedModel) -> list[str]:
-    """Return the names of all linear layers (`_linear_layers`), without those in a deep model's lower
-    blocks."""
+    """Return the names of all linear layers (`_linear_layers`). Of a deep model, layers in the lower blocks
+    are left out."""
     blocks = blocks_of(model)
     lower = blocks[: len(blocks) - round(UPPER * len(blocks))] if len(blocks) >= DEEP else []
     below = {module for block in lower for module in block.modules()}
@@ -223,14 +226,15 @@ def _upper_layers(model: PretrainedModel) -> list[str]:
 
 
 def _value_layers(model: PretrainedModel) -> list[str]:
-    """Return the names of the linear layers that are called as in VALUE_LAYERS, or of all linear layers if
-    there are none."""
+    """Return the names of the linear layers whose own names are in VALUE_LAYERS; of all linear layers if
+    there are no such layers."""
     every = _linear_layers(model)
     return [name for name in every if name.rpartition(".")[2] in VALUE_LAYERS] or every
 
 
 def blocks_of(model: PretrainedModel) -> list[nn.Module]:
-    """Return the blocks of a model, the first block first: the list of modules with the most parameters."""
+    """Return the blocks of a model, the first block first. They are the members of the list of modules that
+    has the most parameters."""
     rows = (module for module in model.modules() if isinstance(module, nn.ModuleList))
     return list(max(rows, key=lambda row: sum(one.numel() for one in row.parameters()), default=()))
 
@@ -275,8 +279,8 @@ def _switched_on(
 
 
 def _check_shared(model: PretrainedModel, known: dict[str, TargetSite], targets: Sequence[Target]) -> None:
-    """Raise ValueError for a target that two modules share: only an embedding and its tied head are
-    supported."""
+    """Raise ValueError for a target whose parameter two modules share. Only an embedding and the
+    language-model head that is tied to it may share one."""
     chosen = {target.name for target in targets}
     head = model.get_output_embeddings()
     for name, site in known.items():

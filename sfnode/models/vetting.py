@@ -1,10 +1,11 @@
 """The part of a model's folder that transformers sees: only files that the digest covers, and no setting that
 chooses code or other files.
 
-A model's author writes its configuration. In it transformers accepts names of other weights, of code for
+A model's author writes its configuration. transformers accepts there names of other weights, of code for
 attention, of quantisation libraries and of paths on this machine, and each release adds keys. So transformers
-reads a scratch folder: links to the files of the digest, and configurations with only the keys that the
-model's own class declares. This module knows transformers' conventions, and loads no weights.
+is given a scratch folder instead. That folder has links to the files of the digest, and configurations with
+only the keys that the model's own class declares. This module knows transformers' conventions, and loads no
+weights.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ CHOOSES = {
     "use_timm_backbone": "another model",
     "mecab_option": "files of a tokenizer outside the model's folder",
 }
-"""Keys by which a configuration chooses code, devices or files, with what they choose. They are refused
-instead of ignored, because without them the model may be a different one."""
+"""Keys by which a configuration chooses code, devices or files, with what each key chooses. A configuration
+with such a key is refused, because without the key the model may be a different one."""
 
 SHARED = frozenset(
     {
@@ -58,30 +59,32 @@ SHARED = frozenset(
 """Keys that transformers reads in code for all models, whether or not the model's class declares them."""
 
 READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
-"""Methods of a configuration's class in which it uses undeclared attributes: old names of keys, and computed
-numbers that config.json also contains."""
+"""Methods in which a configuration's class uses attributes that it does not declare: old names of keys, and
+computed numbers that config.json also contains."""
 
 COUNT = re.compile(r"(layer|block|expert|stage|depth)s?$")
-"""Pattern for keys that count parts of a model. Each part has tensors of its own in the files."""
+"""Pattern for keys that count parts of a model, such as layers. Each part has tensors of its own in the
+files."""
 
 MAX_LAYERS = 1024
-"""Maximum of a key that counts parts, unless the files have more tensors. Some models use a layer, or keep
-experts, several times."""
+"""Maximum value of a key that counts parts of a model, unless the files have more tensors than that. Some
+models use a layer, or keep experts, several times."""
 
 MAX_NUMBER = 1 << 24
-"""Maximum of any other whole number, unless the files have more bytes. It is twice the length of the longest
-texts that models read."""
+"""Maximum value of any other whole number in a configuration, unless the files have more bytes than that. It
+is twice the length of the longest texts that models read."""
 
 BASE = re.compile(r"theta|base")
-"""Pattern for keys of large numbers that are whole only by chance: bases of frequencies."""
+"""Pattern for keys whose numbers may be larger: bases of frequencies, which are whole numbers only by
+chance."""
 
 SAVED_BY = "transformers_version"
 """Key with the version of transformers that has written a configuration."""
 
 PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
-"""Pattern for arguments of a tokenizer's class that name files, which transformers would open anywhere.
-Published models have such arguments as left-overs; without them the tokenizer finds its files in the model's
-folder."""
+"""Pattern for arguments of a tokenizer's class that name files, which transformers would open anywhere on
+this machine. Published models have such arguments as left-overs. Without these arguments the tokenizer finds
+its files in the model's folder."""
 
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
@@ -135,7 +138,8 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def architectures(settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of the classes in a configuration; they may be any text."""
+    """Return the names of the model classes in a configuration. A stranger may have written any text
+    there."""
     found = settings.get("architectures")
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
@@ -187,8 +191,8 @@ def _every(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedConfig]) -> None:
-    """Raise UserError MODEL_UNSUPPORTED for settings of a later transformers, whose names this version would
-    silently ignore."""
+    """Raise UserError MODEL_UNSUPPORTED for settings that a later major version of transformers has written.
+    The installed version would silently ignore names that it does not know."""
     saved, here = (str(one).partition(".")[0] for one in (settings.get(SAVED_BY), transformers.__version__))
     ours = "rope_parameters" in _keys(kind) or not older_names(settings, kind)
     if (saved.isdigit() and int(saved) > int(here)) or not ours:
@@ -201,8 +205,8 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return settings of transformers 5 under the names that they have in version 4, which version 5 also
-    reads. Settings that already have these names are left out."""
+    """Return those settings of transformers 5 that have another name in version 4, under that older name,
+    which version 5 reads too. Settings that are there under the older name already are left out."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {
@@ -228,14 +232,16 @@ def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> di
 
 
 def _stored(folder: Path) -> tuple[int, int]:
-    """Return the number of tensors of a folder's weights, and their bytes; 0 without weights."""
+    """Return the number of tensors of a folder's weights, and the size of their files in bytes; 0 and 0
+    without weights."""
     if not files.has_weights(folder):
         return 0, 0
     return len(files.stored_tensors(folder)), files.weight_bytes(folder)
 
 
 def _check_numbers(file: Path, settings: Any, tensors: int, size: int) -> None:
-    """Raise UserError MODEL_UNSAFE for a number, at any depth, that is too large for such weights."""
+    """Raise UserError MODEL_UNSAFE for a number, at any depth, that is too large for weights of this number
+    of tensors and this size in bytes."""
     for key, value in _every(settings):
         most = max(tensors, MAX_LAYERS) if COUNT.search(key) else max(size, MAX_NUMBER)
         if isinstance(value, int) and value > most and not BASE.search(key):
@@ -273,7 +279,8 @@ def _keys(kind: type[PretrainedConfig]) -> set[str]:
 
 
 def _is_free(kind: type[PretrainedConfig], word: str) -> bool:
-    """Return whether an attribute of this name would replace no part of the class."""
+    """Return whether a setting of this name, made an attribute, would replace no method or other part of the
+    class."""
     taken = inspect.getattr_static(kind, word, None)
     return not word.startswith("_") and (taken is None or isinstance(taken, property))
 
@@ -300,8 +307,8 @@ def _without_paths(value: Any) -> Any:
 
 
 def _check_tokenizer_class(file: Path, settings: dict[str, Any]) -> None:
-    """Raise UserError MODEL_UNSAFE for a class of transformers that is not a tokenizer's: transformers would
-    create an instance of it and pass it the folder."""
+    """Raise UserError MODEL_UNSAFE if the settings name a class of transformers that is no tokenizer's.
+    transformers would create an instance of that class and pass it the folder."""
     name = settings.get("tokenizer_class")
     found = getattr(transformers, name, None) if isinstance(name, str) else name
     if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
@@ -313,8 +320,8 @@ def _check_tokenizer_class(file: Path, settings: dict[str, Any]) -> None:
 
 
 def generation(folder: Path) -> dict[str, Any]:
-    """Return the settings of generation in a model: ends of texts and ways of sampling, all of them
-    numbers."""
+    """Return a model's settings of generation that are numbers, such as ends of texts and ways of
+    sampling."""
 
     def is_number(value: Any) -> bool:
         return isinstance(value, int | float) or (isinstance(value, list) and all(map(is_number, value)))

@@ -53,8 +53,8 @@ def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: S
 
 
 def _find(data: Data, role: DataRole, places: Places, sharing: Sharing) -> None:
-    """Put the file of a role into the first folder of `places`. It is found on this machine or downloaded
-    from peers."""
+    """Put the data file of a role, such as the training rows, into the first folder of `places`. The file is
+    found on this machine or downloaded from peers."""
     digest, kept = data.digests[role], files.path_in(places.folders[0], data, role)
     found = files.find(data, role, places)
     if found is None:
@@ -87,8 +87,8 @@ def _from_peers(lacking: UserError, role: DataRole, digest: str, kept: Path, sha
 
 
 def _checked(encoded: bytes, what: str) -> Listing:
-    """Decode the listing of a run's data and check it. Its hash is the one in the manifest, but the manifest
-    may be hostile (SPEC B9). Raises UserError BAD_MANIFEST, DATA_TOO_LARGE."""
+    """Decode the listing of a run's data and check its sizes. Its hash is that in the manifest, but the
+    manifest may be hostile (SPEC B9). Raises UserError BAD_MANIFEST, DATA_TOO_LARGE."""
     own = "Tell the person who started the run; or train on data of your own with --data FILE."
     try:
         listing = decode(encoded)

@@ -47,7 +47,7 @@ LOOK_INTERVAL = 2.0
 
 MAX_SOURCES = 64
 """Maximum number of peers that are asked. Most of them may be strangers from the roster, where ids cost
-nothing. When it is reached, a new peer replaces the first of the peers that have sent nothing."""
+nothing. At this number, a new peer replaces the first of the peers that have sent nothing."""
 
 LOOK_AHEAD = 32
 """Maximum number of candidates for the next piece to request from a peer; the rarest of them is chosen. In a
@@ -57,8 +57,8 @@ REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 STALL = 20.0
-"""Maximum time, in seconds, for which a peer may interrupt a part that it has begun to send. A request may
-take as long."""
+"""Maximum time, in seconds, for which a peer that has begun to send a part may answer that it is too busy. A
+single request may take as long (`REQUEST_DEADLINE`)."""
 
 SLOW = 30.0
 """Time, in seconds, after which a requested part counts as slow. At the end of a download, a slow part is
@@ -79,7 +79,7 @@ reply."""
 
 
 class Givers(NamedTuple):
-    """The peers that may have the missing files, and what a download needs to ask them."""
+    """The peers that may have the files to download, and the means to ask these peers."""
 
     peers: Callable[[], Sequence[str]]
     """Returns the full addresses of the peers."""
@@ -157,7 +157,8 @@ class ModelDownload:
         self._checked = checked or _safe_listing
         self.wanted = wanted
         self.listed: Listed | None = None
-        """The files, with a map of the pieces that are stored here; None while their listing is missing."""
+        """The files, with a map of the pieces that are stored here; None until the listing of the files has
+        arrived."""
         self._folder = folder
         self._peers, self._request, self._rate_limit, self._clock, self._random = givers
         self._sources: dict[str, _Source] = {}
@@ -168,9 +169,11 @@ class ModelDownload:
         self._held = bytearray()
         """Map of the pieces that are stored here."""
         self._queue: dict[int, None] = {}
-        """Missing parts that are not requested from any peer at present, in random order."""
+        """Parts that are still to be downloaded and are requested from no peer at present, in random
+        order."""
         self._requested: dict[int, _Requested] = {}
-        """Missing parts that are requested from some peers at present, keyed by part number."""
+        """Parts that are still to be downloaded and are requested from some peers at present, keyed by part
+        number."""
         self._total = self._done = 0
         self._progress_at = self._clock()
         """Time of the last progress: data arrived, a peer answered that it is too busy, or requests waited
@@ -382,8 +385,8 @@ class ModelDownload:
         return sum(source.map is not None and source.has(number) for source in self._sources.values())
 
     def _slow(self, source: _Source) -> Iterator[int]:
-        """Yield the pieces that this peer can send, too: those requested from only one other peer, and slow
-        ones (see SLOW)."""
+        """Yield the pieces that this peer has, and that are requested from only one other peer or are slow
+        (see SLOW)."""
         for number, request in self._requested.items():
             stuck = not self._waiting and self._clock() - request.since > SLOW
             useless = source in request.sources or not source.has(number)
@@ -529,8 +532,8 @@ def put_in_place(partial: Path, name: str, file: Path, check: Callable[[Path], o
 
 
 def _prepare(folder: Path, listing: Listing) -> tuple[list[int], int]:
-    """Make the folder, and the files of size 0 in it. Return the numbers of the missing parts and the free
-    bytes on the disk."""
+    """Make the folder, and in it the listing's empty files. Return the numbers of the parts to download, and
+    the free bytes on the disk."""
     for one in (folder.parent, folder):
         one.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in listing.files:

@@ -78,8 +78,8 @@ class Sharing:
         self._shares, self._uplink = Shares(), Uplink()
         self._downloads: dict[Kind, ModelDownload] = {}
         self.files: dict[bytes, Path] = {}
-        """Further files that this node offers to others, keyed by hash. A request names this hash in place of
-        a listing's, and part 0."""
+        """Further files that this node offers to others, keyed by hash. A request for such a file has its
+        hash in place of a listing's hash, and the part number 0."""
         self.listed: dict[bytes, Listed] = {}
         """Complete files that this node offers to others, keyed by the hash of their listing. The model is
         added at the first request for it."""
@@ -97,7 +97,7 @@ class Sharing:
         return self._downloads[kind].progress(kind) if kind else None
 
     def close(self) -> None:
-        """Cancel the download that a thread waits for, and the listing of the model."""
+        """Cancel the download that a thread waits for, and the task that makes the model's listing."""
         self._closed = True
         for waited in (self._downloading, self._listing_task):
             if waited:
@@ -108,8 +108,8 @@ class Sharing:
     def find(self) -> Settings:
         """Return the node's settings with the folder of the base model in them.
 
-        Call it on another thread than the event loop's: if the model must be downloaded, it waits for that.
-        Raises UserError MODEL_*, DISK_FULL, and CancelledError if the node stops meanwhile.
+        Call this method on another thread than the event loop's, because it waits for a download of the
+        model. Raises UserError MODEL_*, DISK_FULL, and CancelledError if the node stops meanwhile.
         """
         if not self._wanted:
             return self._settings
@@ -234,7 +234,7 @@ class Sharing:
         return PartReply(size, data) if data else NOT_HERE
 
     def _arriving(self, listing: bytes) -> Listed | None:
-        """Return the files of a listing that this node is downloading; None if it is not downloading any."""
+        """Return the files of a listing that this node is downloading; None if it is not downloading them."""
         downloads = (one for one in self._downloads.values() if one.wanted == listing)
         return next((one.listed for one in downloads), None)
 

@@ -119,8 +119,8 @@ class Uplink:
         self._answers.pop(part, None)
 
     def _note_arrivals(self, part: Part, now: float) -> None:
-        """Note that an answer has arrived, as a new request for `part` shows. It is the last answer for the
-        same part or, if there is none, the one with the end of an earlier part."""
+        """Note which answer has arrived, as a new request for `part` shows: the last answer for this part or,
+        if there is none, the answer with the end of an earlier part."""
         ended = (one for one, answer in self._answers.items() if one.peer == part.peer and answer.ends)
         arrived = part if part in self._answers else next(ended, None)
         if arrived and (answer := self._answers.pop(arrived)).length >= WORTH_MEASURING:
@@ -173,8 +173,8 @@ class Shares:
     def take(
         self, asker: Asker, tokens: float, now: float, *, rate: float, burst: float, begun: bool = False
     ) -> bool:
-        """Take `tokens` from the buckets of all, of the asker's range and of the asker, and return True, if
-        all three allow it. Otherwise take none and return False.
+        """Take `tokens` from each of three buckets: that of all peers, that of the asker's range, and the
+        asker's own. Return True if all three allow it. Otherwise take none and return False.
 
         The buckets of a range and of a peer may go into debt by one piece, so that even a bucket smaller than
         a piece lets pieces pass. If one of them is in debt, a new piece is refused, but not the rest of a

@@ -1,4 +1,5 @@
-"""Computes the (epsilon, delta) of local noise, and the noise for an epsilon, with Google's dp-accounting.
+"""Computes the (epsilon, delta) of differential privacy that local noise gives, and the noise that an epsilon
+needs, with Google's dp-accounting.
 
 The assumptions are those of `engine.estimator` and `tasks.mini_batches`. Neighbouring shards differ in one
 row (of the same class, where mini-batches are balanced). Each update draws `drawn` of `rows` rows with
@@ -6,7 +7,8 @@ replacement, in secret. One row changes the clipped scalar by at most 2 clip, ho
 first-order run clips each row's gradient, and draws no row twice.) The library knows no sampling with
 replacement, but its bound for sampling without replacement (Wang, Balle and Kasiviswanathan 2019) holds here,
 too. Its proof needs two quantities: the probability that a row is drawn, which is at most drawn / rows, and
-the sensitivity, which does not grow with the number of copies of a row. Updates compose.
+the sensitivity, which does not grow with the number of copies of a row. The privacy losses of the updates
+compose.
 
 Where every row is drawn, as for a head's gradients, all updates together are one Gaussian mechanism. Its
 epsilon is known exactly (Balle and Wang 2018), and is 7 % less than the bound. Replacing one of n rows
@@ -27,8 +29,8 @@ from sfnode.manifest import Manifest
 from sfnode.settings import Settings
 
 DELTA = 1e-5
-"""Default delta: the probability that the bound epsilon fails. Small enough for shards of up to some ten
-thousand rows."""
+"""Default delta: the probability that the bound epsilon fails. It is small enough for shards of up to some
+ten thousand rows."""
 
 
 def library() -> Any:
@@ -70,13 +72,13 @@ def epsilon(
 
 
 EXACTNESS = 1e-3
-"""Relative tolerance of a computed noise multiplier: it exceeds the smallest sufficient one by at most this
-share."""
+"""Relative tolerance of a computed noise multiplier, by which it may exceed the smallest sufficient
+multiplier."""
 
 
 def multiplier(most: float, drawn: int, rows: int, updates: int, together: int = 1) -> float:
     """Return about the smallest noise multiplier that keeps epsilon within `most` for `updates` updates. The
-    other parameters are those of `epsilon`. Takes some seconds. Raises UserError as `epsilon` does."""
+    other parameters are those of `epsilon`. Takes some seconds. Raises UserError EXTRA_MISSING."""
     low, high = 0.0, 1.0
     while epsilon(high, drawn, rows, updates, together=together) > most:
         low, high = high, 2 * high
@@ -88,8 +90,9 @@ def multiplier(most: float, drawn: int, rows: int, updates: int, together: int =
 
 
 def most_updates(manifest: Manifest) -> int:
-    """Return the maximum number of updates of a node that keeps to an epsilon: in an organised run the sum of
-    its quotas over all epochs, but at most the run's update budget; in an open run that budget."""
+    """Return the maximum number of updates of a node that keeps to an epsilon. In an organised run this is
+    the sum of the node's quotas over all epochs, but at most the run's update budget. In an open run it is
+    the update budget."""
     numbers, organised = manifest.training, manifest.organised
     in_rounds = organised.quota * numbers.epochs if organised.organiser else numbers.update_budget
     return min(in_rounds, numbers.update_budget)
@@ -97,7 +100,7 @@ def most_updates(manifest: Manifest) -> int:
 
 def multiplier_of(settings: Settings, manifest: Manifest, odds: tuple[int, int]) -> float:
     """Return the noise multiplier of a node. `odds` are the numbers of drawn rows and of all rows. Raises
-    UserError as `epsilon`."""
+    UserError EXTRA_MISSING."""
     if settings.noise:
         return settings.noise
     most, together = most_updates(manifest), manifest.training.batch_updates

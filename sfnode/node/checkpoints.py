@@ -1,9 +1,9 @@
-"""Computes a node's checkpoints, compares them with the signed ones, stores them and gives them to others.
-Also lets the node begin with a checkpoint, and prunes its log before one.
+"""Computes a node's checkpoints, compares them with the signed ones, stores them and gives them to others. It
+also lets the node begin with a checkpoint, and prunes the log before a checkpoint.
 
 The decisions alone say whether a checkpoint is usable (SPEC O14). A checkpoint's state is a file
-(`store.checkpoint`). Long work runs on a thread, and its inputs are read on the event loop before. The event
-CheckpointKept tells the machine where feeds begin; then the log is pruned to these positions.
+(`store.checkpoint`). Long work runs on a thread, after its inputs were read on the event loop. The event
+CheckpointKept tells the machine at which step each feed begins. Then the log is pruned to these steps.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ BEGINNING = 0.05
 
 RETRY = 10.0
 """Pause, in seconds, before another attempt to compute a checkpoint. An attempt fails while the log holds
-other histories than the listed ones."""
+another history of a feed than the one that the organiser's closes list."""
 
 PATIENCE = 15.0
-"""Maximum time, in seconds, for which a node that will begin with a checkpoint waits for the whole control
-feed (SPEC O15). The time runs from the moment at which a neighbour first announces the feed."""
+"""Maximum time, in seconds, for which a node that will begin with a checkpoint waits for all of the
+organiser's decisions (SPEC O15). The time runs from the moment at which a neighbour first announces
+decisions."""
 
 
 class NodeCheckpoints:
@@ -53,7 +54,7 @@ class NodeCheckpoints:
         self.differs: Checkpoint | None = None
         """A checkpoint that differs from the state computed here; None if no checkpoint differs."""
         self.begun = asyncio.Event()
-        """Event that is set once the steps at which feeds begin in this log are decided."""
+        """Event that is set once it is decided at which step each feed begins in this log."""
         replacing = node.settings.from_checkpoint and self._organised.outdated
         if not (node.machine.frontier.waiting or replacing):
             self.begun.set()
@@ -63,7 +64,8 @@ class NodeCheckpoints:
         return self._organised.run_state
 
     async def run(self) -> None:
-        """Compare, store and prune until cancelled. Raises UserError LOG_CORRUPT, DATA_DIR_UNUSABLE."""
+        """Compare and store checkpoints, and prune the log, until cancelled. Raises UserError LOG_CORRUPT,
+        DATA_DIR_UNUSABLE."""
         self._give_all()
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
@@ -77,7 +79,8 @@ class NodeCheckpoints:
 
     async def state_of(self, epoch: int) -> CheckpointState | None:
         """Compute the state up to `epoch` according to the present decisions, starting from the newest usable
-        state that is stored here. Return None if something is missing. Raises UserError LOG_CORRUPT."""
+        state that is stored here. Return None if that stored state or needed updates are missing here. Raises
+        UserError LOG_CORRUPT."""
         node = self._node
         usable = [one for one in states.usable(self._folder, self._run_state) if one.epoch <= epoch]
         previous = await self._load(usable[-1]) if usable else None
@@ -88,8 +91,8 @@ class NodeCheckpoints:
 
     async def _load(self, stated: Checkpoint) -> CheckpointState | None:
         """Return the stored state of a checkpoint; None if its file is gone, or a decision has made the
-        checkpoint unusable meanwhile. Raises as `states.load`, but not for an unusable checkpoint: a state is
-        decoded according to the present decisions, so it may then differ from its checkpoint."""
+        checkpoint unusable meanwhile. Raises the errors of `states.load`, except for an unusable checkpoint:
+        its file may be sound, but is decoded according to the present decisions, which have changed."""
         node, run_state = self._node, self._run_state
         try:
             state = await in_thread(lambda: states.load(self._folder, node.manifest, run_state, stated))
@@ -100,7 +103,8 @@ class NodeCheckpoints:
         return state if stated in self._run_state.checkpoints else None
 
     async def _compare(self) -> None:
-        """Compute the newest checkpoint, and store it if it is equal to the signed one."""
+        """Compute the state of the newest usable checkpoint, and store it if it has the digests that the
+        organiser signed."""
         usable = self._run_state.checkpoints
         newest = usable[-1] if usable else None
         if newest is None or newest == self._done or self._organised.outdated:
@@ -139,8 +143,8 @@ class NodeCheckpoints:
     # -- beginning with one ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Begin once enough decisions have come: choose a checkpoint, download its state and begin with it,
-        or with all updates if there is no usable checkpoint."""
+        """Begin with the state of the newest checkpoint, once enough decisions have arrived. The state is
+        downloaded if necessary. Without a usable checkpoint, begin with all updates."""
         heads = [link.control.theirs for link in self._node.machine.links.values() if link.control.theirs]
         now = self._node.clock()
         if heads:
@@ -172,7 +176,7 @@ class NodeCheckpoints:
 
     def _may_replace(self) -> bool:
         """Return whether the newest checkpoint can replace an unusable one. The newest checkpoint must not be
-        earlier than the unusable one, because the log no longer has the updates before the latter."""
+        earlier than the unusable one, because the log no longer has the updates before the unusable one."""
         newest = self._run_state.checkpoints[-1] if self._run_state.checkpoints else None
         late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
         return newest is not None and late_enough and self._holds(newest.epoch)
@@ -222,8 +226,8 @@ class NodeCheckpoints:
     # -- pruning -----------------------------------------------------------------------------------
 
     async def _prune(self) -> None:
-        """Prune the log before the newest possible checkpoint if the setting `history` is "checkpoint", once
-        the engine needs nothing before it."""
+        """Prune the log before the newest checkpoint that permits it (`states.prunable`), once the engine has
+        applied all updates. Do nothing unless the setting `history` is "checkpoint"."""
         node, organised = self._node, self._organised
         if node.settings.history != "checkpoint" or organised.outdated:
             return
@@ -259,7 +263,7 @@ class NodeCheckpoints:
 
     def doubt(self) -> UserError | None:
         """Return the problem that leaves this node unsure which updates count; None if there is no such
-        problem. While there is one, the node neither evaluates nor claims anything."""
+        problem. While there is such a problem, the node answers no questions about its model."""
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,

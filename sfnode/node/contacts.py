@@ -1,4 +1,5 @@
-"""The web page with a run's contacts: a node finds its first peers there, and others when it has lost all.
+"""The web page that lists a run's contacts, which are nodes and their addresses. A node finds its first peers
+there, and other peers when it has lost all its links.
 
 The address of the page comes from a link or the settings, and is kept in the log.
 """
@@ -26,20 +27,21 @@ _URL = "contacts_url"
 """Key, in the log's meta table, of the address of the page."""
 
 ALONE = 15.0
-"""Time, in seconds, without a neighbour after which the page is requested; dialling known peers takes less
-time. The second request follows after the same time. Later pauses double each time, up to SPACING."""
+"""Time, in seconds, without a neighbour after which the page is requested. Dialling the known peers takes
+less time. If the page does not help, the second request follows after the same time. Each later pause is
+twice as long as the one before, up to SPACING."""
 
 SPACING = 300.0
-"""Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long so
-that nodes of an abandoned run do not load the page's server. People who add peers to the page by hand are no
-faster."""
+"""Maximum time, in seconds, between two requests for a page that did not help. It is long, so that nodes of
+an abandoned run do not burden the page's server. A shorter time would not help: people who add peers to the
+page by hand are no faster."""
 
 Fetch = Callable[[str], Awaitable[Invitation]]
 
 
 def known_url(given: str, update_log: UpdateLog) -> str:
-    """Return the address `given` in the settings after storing it; if it is empty, return the stored
-    address."""
+    """Return the page's address: `given`, from the settings, after storing it. If `given` is empty, return
+    the stored address."""
     kept = (update_log.get_meta(_URL) or b"").decode()
     if given and given != kept:
         update_log.set_meta(_URL, given.encode())
@@ -47,8 +49,8 @@ def known_url(given: str, update_log: UpdateLog) -> str:
 
 
 def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
-    """Write an invitation with the peers `met` to `path`. `sfnode invite` uses it while the node does not
-    run.
+    """Write an invitation to `path`, with the addresses `met` of peers. `sfnode invite` reads this file while
+    the node does not run.
 
     Raises UserError NO_ADDRESS and BAD_OPTION.
     """
@@ -57,9 +59,10 @@ def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
 
 
 async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contacts.fetch) -> Settings:
-    """Return the settings of a joining node, with the peers of its page before the given ones.
+    """Return the settings of a joining node. The peers that its page lists are put before the peers that the
+    settings name.
 
-    Raises UserError CONTACTS_UNUSABLE, WRONG_RUN if no peers were given.
+    Raises UserError CONTACTS_UNUSABLE and WRONG_RUN, but only if the settings name no peers.
     """
     url = settings.contacts_url
     if not url or data_dir.manifest.exists() or settings.run:

@@ -1,4 +1,4 @@
-"""The context that is passed to the parts of a node that observe it, ask its model, or exist only in some
+"""The context of some parts of a node: of those that observe the node, ask its model, or exist only in some
 nodes."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Makes a running node wait for room on its disk: a write that fails is repeated until it succeeds.
+"""Makes a running node wait for room on its disk: a write that fails for lack of room is repeated until it
+succeeds.
 
 Without room a node does not start (SF041). A running node pauses its engine, keeps its links and reports the
 problem. It continues by itself once there is room. Updates that are not on disk have no effect.
@@ -15,8 +16,8 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 
 RETRY = 2.0
-"""Pause, in seconds, between two attempts to write, short enough that an owner who makes room soon sees that
-it helps."""
+"""Pause, in seconds, between two attempts to write. It is short, so that an owner who makes room soon sees
+the effect."""
 
 FRESH = 5 * RETRY
 """Time, in seconds, for which a failed write counts as a sign of a full disk. If the next attempt, such as a
@@ -34,7 +35,7 @@ class DiskWait:
         """Functions that are called when the disk has filled up, and when there is room again."""
         self._loop = asyncio.get_running_loop()
         self._failures: dict[object, tuple[float, UserError]] = {}
-        """Time and error of the last failure of each write that waits, keyed by an object made for that
+        """Time and error of the last failure of each waiting write, keyed by an object that identifies the
         write."""
         self._full = False
         """Whether the disk was full when the functions in `changed` were last called."""
@@ -48,7 +49,7 @@ class DiskWait:
         return next((error for at, error in list(self._failures.values()) if at >= since), None)
 
     def leave(self) -> None:
-        """Stop waiting for room, for good: a write that finds none now raises DISK_FULL."""
+        """Stop waiting for room, for good: from now on a write without room raises DISK_FULL."""
         self._leaving.set()
         self._left.set()
 

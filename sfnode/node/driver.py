@@ -1,9 +1,9 @@
 """The asyncio adapter of the protocol host: takes frames and own updates, writes the log on a thread, sends
 frames.
 
-The host (`sfprotocol.host`) keeps the order "durable, then sent, then applied". The driver writes the commit
-of a round on a thread of its own, and carries the round's effects out when the commit is on disk. It knows
-links only as objects that take frames, and the engine only as a reader of the log.
+The host (`sfprotocol.host`) works in rounds and keeps the order "durable, then sent, then applied". In each
+round, the driver writes the commit on a separate thread, and carries out the effects once the commit is on
+disk. The driver knows links only as objects that take frames, and the engine only as a reader of the log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sfprotocol.signing import genesis
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 DROP_GRACE = 1.0
-"""Maximum time, in seconds, for a last Goodbye to leave a dropped link."""
+"""Maximum time, in seconds, for which a dropped link stays open so that a last Goodbye can be sent."""
 
 KEEP_INTERVAL = 15.0
 """Seconds between frames on each link while a round waits for room on the disk. Peers drop a link after four
@@ -55,7 +55,7 @@ class LogStore:
     def __init__(
         self, update_log: UpdateLog, run: RunParameters, continue_as: Callable[[Feed], None]
     ) -> None:
-        """`continue_as` remembers a new own feed durably."""
+        """`continue_as` records durably that this node continues with a new own feed."""
         self._log = update_log
         self._run = run
         self._continue_as = continue_as
@@ -66,9 +66,9 @@ class LogStore:
     def append(self, commit: Commit) -> None:
         """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
 
-        A new own feed is remembered first. If the process ends before the log is written, an incarnation is
-        lost. But the node never continues a feed of which other nodes may know more updates than this log
-        (SPEC I3).
+        A new own feed is recorded first. If the process ends before the log is written, the new incarnation
+        stays unused. In return the node never continues a feed of which other nodes may know more updates
+        than this log (SPEC I3).
         """
         if commit.own is not None:
             self._continue_as(commit.own)
@@ -91,8 +91,9 @@ class LogStore:
             self._rebase(commit.rebase)
 
     def _rebase(self, rebase: Rebase) -> None:
-        """Make the log begin at the bases of a checkpoint. The checkpoint is remembered first: if the process
-        ends before the log is pruned, the node claims to keep less than it does (SPEC O15)."""
+        """Make the log begin at the bases of a checkpoint. The checkpoint is recorded first. If the process
+        then ends before the log is pruned, the node only claims to keep fewer updates than it does (SPEC
+        O15)."""
         remember_checkpoint(self._log, rebase.checkpoint)
         self._log.rebase(rebase.bases)
 
@@ -121,8 +122,8 @@ class Driver:
         clock: Callable[[], float],
         continue_as: Callable[[Feed], None],
     ) -> None:
-        """`continue_as` remembers a new own feed durably. It is called on the disk thread. Other parts add
-        their callbacks to the lists below."""
+        """`continue_as` records durably that this node continues with a new own feed. It is called on the
+        disk thread. Other parts add their callbacks to the lists below."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
@@ -133,10 +134,11 @@ class Driver:
         """Lock held during a round. While another task holds it, all updates that the machine has admitted
         are on disk, and `on_round` was called for them."""
         self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
-        """Functions that are called before a round replaces updates in the log, with the first replaced step
-        of each such feed. Each function returns once nothing needs the old updates."""
+        """Functions that are called before a round replaces updates in the log. They get the first replaced
+        step of each feed concerned. Each function returns once nothing needs the old updates."""
         self.on_fault: list[Callable[[str], None]] = []
-        """Functions that are called with a peer that broke a rule, before the link is dropped."""
+        """Functions that are called when a peer broke a rule, with its peer id, before the link is
+        dropped."""
         self.on_join_request: list[Callable[[JoinRequested], None]] = []
         self.on_round: list[Callable[[tuple[Feed, ...]], None]] = []
         """Functions that are called once a round is durable and carried out, with the feeds whose counted
@@ -276,8 +278,8 @@ class Driver:
                 self.pumps[number].send(wire_codec.encode(summary, *self.machine.run.form))
 
     def changed(self) -> None:
-        """Call the functions of `after_round`, because the state of the machine, or something that depends on
-        it, may have changed."""
+        """Call the functions of `after_round`. Other parts of the node call this method when something has
+        changed without a round, such as when the model is loaded."""
         for told in self.after_round:
             told()
 
@@ -298,8 +300,8 @@ class Driver:
             told(tuple(moved))
 
     def _replaced(self, commit: Commit) -> dict[Feed, int]:
-        """Return the first step that `commit` replaces in the log, keyed by feed, for the feeds that have
-        such a step."""
+        """Return the first step that `commit` replaces in the log, keyed by feed. Feeds without replaced
+        steps are left out."""
         replaced: dict[Feed, int] = {}
         for feed, segment in ((admit.feed, admit.segment) for admit in commit.admits):
             if segment.first < self._log.stop(feed):
@@ -341,7 +343,8 @@ def _parts(commit: Commit) -> list[Commit]:
 
 
 def handed_over(machine: Machine) -> bool:
-    """Return whether every synced neighbour was handed all updates that it lacks, and our whole own feed."""
+    """Return whether every neighbour that has told which updates it has was sent all updates that it lacks,
+    and our whole own feed."""
     own, stop = machine.own, machine.frontier.next(machine.own) if machine.own else 0
     return not any(
         link.synced and (link.outbox.dirty or not link.outbox.writable or (own and link.position(own) < stop))

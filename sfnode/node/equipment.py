@@ -1,5 +1,5 @@
-"""The list of checks whether this machine has what a node needs. `sfnode join` makes them before it touches
-the network, and `sfnode doctor` reports them. Each check raises a UserError if something is missing."""
+"""Checks that this machine has what a node needs. `sfnode join` makes the checks before it uses the network,
+and `sfnode doctor` reports their results. Each check raises a UserError if something is missing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CPU = "cpu"
 
 
 def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:
-    """Check that this machine has what its node needs, before the network is touched. Without a `manifest`,
-    check what any run needs.
+    """Check that this machine has what its node needs, before the network is used. Without a `manifest`,
+    check only what every run needs.
 
-    Return the settings with the files that the owner has named, at this start or at an earlier one of this
-    folder. The files are remembered once the checks have passed. A node that may not run the run's verifier
-    becomes a relay. Raises UserError as the checks.
+    Return the settings with the files that the owner has named at this start, or at an earlier start with
+    this data folder. The names are stored once the checks have passed. A node that may not run the run's
+    verifier becomes a relay. Raises UserError as the checks do.
     """
     require_room(data_dir.path)
     try:
@@ -53,9 +53,9 @@ def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -
 
 
 def checks(settings: Settings, manifest: Manifest | None, layout: Layout) -> Iterator[Callable[[], object]]:
-    """Yield the checks of a trainer's needs; without a `manifest`, only the check of its devices. Each check
-    raises UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, or as the functions
-    below."""
+    """Yield the checks of what a trainer needs; without a `manifest`, only the check of its devices. A check
+    raises UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, or the errors of the
+    `require_` functions below."""
     if settings.role != "trainer":
         return
     if manifest:

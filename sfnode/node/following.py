@@ -1,8 +1,9 @@
 """Lets a node follow its run: when the organiser announces that the run continues as another one, the node
 joins the other run.
 
-The node first checks that the other run began with a state of this one, in the manifest whose hash is in the
-signed link. It stays in its run until a node of the other run answers.
+First the node reads the manifest of the other run, whose hash is in the signed link. This manifest must say
+that the other run began with a state of this run. The node stays in this run until a node of the other run
+answers.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ LOOK_INTERVAL = 1.0
 """Seconds between two checks for an announcement."""
 
 RETRY_INTERVAL = 60.0
-"""Seconds between two attempts to reach the other run: its organiser may be about to start."""
+"""Seconds between two attempts to reach the other run, whose organiser may not have started yet."""
 
 DIGITS = 8
-"""Hex digits of the run's id in the name of the next data folder."""
+"""Number of hex digits of the run's id in the name of the next data folder."""
 
 
 async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str], None]) -> None:
-    """Wait until a run continues this one and a node of it answers; then call `continue_in` with the link to
-    that run. Log each problem with the link once."""
+    """Wait until the organiser announces a run that continues this one, and a node of that run answers. Then
+    call `continue_in` with the link to that run. Each problem with the link is logged once."""
     said = ""
     while True:
         wait = LOOK_INTERVAL
@@ -54,8 +55,9 @@ async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str]
 
 
 async def _check(node: RunContext, link: str) -> None:
-    """Ask a node of the run to which `link` leads for the run's manifest. Raises UserError WRONG_RUN unless
-    that run began with this node's run, BAD_LINK, and as `introductions.run_of`."""
+    """Ask a node of the run to which `link` leads for the run's manifest. Raises UserError BAD_LINK,
+    WRONG_RUN unless that run began with a state of this node's run, and the errors of
+    `introductions.run_of`."""
     said, own = read_link(link), node.manifest.run_id.hex()
     found = await introductions.run_of(
         node.transport, said.addresses, said.run_id.hex(), known=False, random=node.outside.random
@@ -72,8 +74,8 @@ async def _check(node: RunContext, link: str) -> None:
 
 
 def next_folder(folder: Path, run_id: bytes) -> Path:
-    """Make and return the data folder for another run: beside `folder`, named after the run, with the same
-    key. Raises UserError DATA_DIR_UNUSABLE, DISK_FULL."""
+    """Make and return the data folder for another run: beside `folder`, named after that run, with a copy of
+    this node's key. Raises UserError DATA_DIR_UNUSABLE, DISK_FULL."""
     name = re.sub(f"-[0-9a-f]{{{DIGITS}}}$", "", folder.resolve().name)
     after = folder.resolve().with_name(f"{name}-{run_id.hex()[:DIGITS]}")
     own, its = Layout(folder).identity, Layout(after).identity

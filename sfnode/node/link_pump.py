@@ -1,7 +1,7 @@
 """Moves the frames of one link in both directions, to the machine and to the peer, and bounds both queues.
 
-A pump does not interpret frames. One exception: once the queue is written after a segment, the machine gets
-the event Writable.
+A pump does not interpret frames. The caller says which frames to send are segments: once the queue with a
+segment is written, the machine gets the event Writable.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LinkPump:
         self._filled.set()
 
     def resume(self) -> None:
-        """Continue reading if the machine has room for frames of this link again."""
+        """Continue reading if the machine again has room for frames of this link."""
         if self._has_room():
             self._may_read.set()
 

@@ -20,17 +20,18 @@ LOOK = 5.0
 """Seconds between two checks of the node."""
 
 OFFLINE_AFTER = 120.0
-"""Time, in seconds, without a link after which a node that once had a link counts as offline. Such a node
-redials much sooner."""
+"""Time, in seconds, without a link after which a node that once had a link counts as offline. The node itself
+redials its peers much sooner."""
 
 PATIENCE = 60.0
-"""Maximum time of the command, in seconds, after which it is killed."""
+"""Time, in seconds, after which a command that is still running is killed."""
 
 WORSE = f"SF{Code.RUN_GETS_WORSE:03d}"
 
 
 async def notify(status: Callable[[], Status], clock: Callable[[], float], command: str) -> None:
-    """Run `command` with the name of each event and a sentence as its last arguments, until cancelled.
+    """Run `command` at each event, with the event's name and a sentence about it as last arguments, until
+    cancelled.
 
     The command runs without a shell, and with the variables SFNODE_EVENT, SFNODE_TEXT and SFNODE_RUN_NAME.
     """

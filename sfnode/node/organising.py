@@ -61,7 +61,7 @@ member."""
 MEASURING_BASE = "measuring the base model"
 
 _STANDS_IN = "stands in"
-"""Key in the log for this member's offer to stand in for the organiser."""
+"""Key, in the log's meta table, of the record that this member offers to stand in for the organiser."""
 
 
 def organises(node: RunContext) -> bool:
@@ -81,7 +81,8 @@ def note_offer(log: UpdateLog) -> None:
 
 
 class Organising:
-    """The organiser of one node that has the key. The node's driver reports rounds to it."""
+    """The organiser in a node for which `organises` holds. The node's driver reports its rounds to this
+    object."""
 
     def __init__(
         self,
@@ -90,8 +91,8 @@ class Organising:
         state_of: Callable[[int], Awaitable[CheckpointState | None]],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Register with the driver. `organises(node)` must hold. `state_of` computes the state of a
-        checkpoint. `fail` ends the node."""
+        """Register callbacks with the node's driver. `organises(node)` must hold. `state_of` computes the
+        state up to an epoch, for a checkpoint. `fail` ends the node."""
         assert node.machine.organised is not None
         self._organised: Organised = node.machine.organised
         control, run = self._organised.control, node.machine.run
@@ -369,13 +370,13 @@ class Organising:
     async def _measured(
         self, asked: events.Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
-        """Return each feed's share in an epoch's gain, and the number of example-forwards that the
-        measurement took. The shares are measured halfway between the model of the previous seal and the model
-        with this epoch, without the epoch's skipped feeds. They are empty if the counted updates of these
-        epochs change meanwhile.
+        """Return each feed's share in what an epoch has improved, and the cost of the measurement in
+        example-forwards (forward passes of one example). The shares are measured halfway between the model of
+        the previous seal and the model with this epoch's updates, without those of skipped feeds. No shares
+        are returned if the counted updates of these epochs change meanwhile.
 
-        Raises UserError PAUSED once `wanted`, which is called on the engine's thread, returns False, and as
-        `Engine.shares`.
+        Raises UserError PAUSED when `wanted` returns False, and the errors of `Engine.shares`. `wanted` is
+        called on the engine's thread.
         """
         node, epoch, named = self._node, asked.epoch, self._organised.named
         before, after = dict[Feed, Counted](), dict[Feed, Counted]()
@@ -431,7 +432,7 @@ class Organising:
         self, asked: events.Evaluate, wanted: Callable[[], bool]
     ) -> tuple[SearchResult | None, Evaluation | None, int]:
         """Return the result of a line search along an epoch, the evaluation at the factor found (if
-        `asked.scored`), and the number of example-forwards of the search.
+        `asked.scored`), and the cost of the search in example-forwards (forward passes of one example).
 
         The result and the evaluation are None if the counted updates of earlier epochs change meanwhile.
         """

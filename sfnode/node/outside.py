@@ -1,9 +1,9 @@
-"""The inputs through which a node gets everything that can differ between two executions.
+"""The inputs of a node that can differ between two executions.
 
-These are the clock, randomness and keys, sensors, and the control socket. `Node` itself takes the transport
-and the model, and the event loop provides timers and threads. Nothing below asks the system for the time or
-for random numbers (tests/node/test_outside.py). So the simulator runs the same node as users, on
-`sfnode.virtual_time`, and a seed repeats an execution.
+These are the clock, randomness and keys, sensors, and the control socket. The transport and the model are
+arguments of `Node` itself, and the event loop provides timers and threads. With few exceptions no other
+module of a node asks the system for the time or for random numbers (tests/node/test_outside.py). So the
+simulator runs the same node as users, on `sfnode.virtual_time`, and a seed repeats an execution.
 
 An update contains no time, so a wrong clock harms no model. But a node with a wrong clock is not found in the
 DHT. So the clock is compared with those of peers, whose DHT nodes send the time with every answer.
@@ -108,15 +108,15 @@ class Outside:
     clock: Callable[[], float] | None = None
     """Monotonic clock in seconds; None means the event loop's clock."""
     today: Callable[[], date] = date.today
-    """The date, for daily quotas."""
+    """Function that returns the date, for daily quotas."""
     sensors: Callable[..., Sensors] = Sensors
-    """Makes the sensors of the owner's limits, given the devices."""
+    """Function that makes the sensors for the owner's limits, given the devices."""
     usage: Callable[..., Callable[[], MachineStatus]] = MachineUsage
-    """Makes the reader of the machine's usage, given the devices."""
+    """Function that makes the reader of the machine's usage, given the devices."""
     verify: Verify = verifies
-    """Checks the signatures of segments."""
+    """Function that checks the signatures of segments."""
     open_log: Callable[[Path, bytes], UpdateLog] = UpdateLog.open
-    """Opens the update log of a run."""
+    """Function that opens the update log of a run."""
     policy: OrganiserPolicy | None = None
     """Organiser's policy in place of the manifest's, including the proof of work for join requests; None
     means the manifest's policy."""
@@ -133,8 +133,8 @@ PEERS = 3
 """Number of peers that are asked for the time: the median of three tolerates one wrong or lying clock."""
 
 FIRST, AGAIN = 5.0, 1_800.0
-"""Pauses, in seconds: FIRST before the first comparison, AGAIN between later ones. Later ones are needed
-because a laptop may have slept."""
+"""Pauses, in seconds: FIRST before the first comparison, AGAIN before each later comparison. The comparison
+is repeated because a laptop's clock may be wrong after it has slept."""
 
 
 class ClockCheck:

@@ -1,8 +1,8 @@
 """The peer manager in the daemon: carries out the manager's actions with transport and driver, and reports
-the results to it.
+their results to the manager.
 
-All decisions about peers are made in `peers.manager`. Also restarts a transport that breaks. The address book
-is written on a thread of its own. No link is carried before the latest book is on disk (SPEC I2).
+All decisions about peers are made in `peers.manager`. This module also restarts a transport that breaks. It
+writes the address book on a separate thread. No link is carried before the latest book is on disk (SPEC I2).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Jobs = dict[str, asyncio.Task[None]]
 
 
 class Peering:
-    """The links and the address book of one node; `run` until cancelled."""
+    """The links and the address book of one node. `run` keeps links until it is cancelled."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class Peering:
         rostered: bool = True,
         contacts_url: str = "",
     ) -> None:
-        """`transport` is started. `topic` is the roster's topic, which is the run id. `own_record` returns
-        the record to announce. `remember` stores addresses durably, and is called on another thread.
-        `rostered` as for `PeerManager`. `contacts_url` is the web page with the run's current contacts; empty
-        if unknown."""
+        """`transport` must be started. `topic` is the roster's topic, which is the run id. `own_record`
+        returns the record to announce. `remember` stores addresses durably, and is called on another thread.
+        `rostered` is whether the run's nodes announce themselves in the DHT and search for others there.
+        `contacts_url` is the web page with the run's current contacts; empty if unknown."""
         self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
         self.restarts = 0
         """Number of restarts of the transport."""
         self.roster: list[PeerRecord] = []
-        """Records found by the last search."""
+        """Records of nodes that the last search of the DHT found."""
         self._relays: list[str] = []
-        """Relays in the roster, according to the last search that found relays."""
+        """Peer ids of the relays that were found by the last search of the DHT that found any."""
         self.book = book
         self.contacts_url = contacts_url
         self._transport = transport
@@ -88,7 +88,8 @@ class Peering:
         self._dials: Jobs = {}
         self._bootstraps: Jobs = {}
         self._jobs: dict[asyncio.Task[None], None] = {}
-        """Jobs in the order of their start. In virtual time they end in that order, too."""
+        """Jobs in the order of their start. They are cancelled in this order, so that an execution in virtual
+        time can be repeated."""
         self._carrying: set[asyncio.Task[None]] = set()
         """Tasks of the links that we opened. Links that others opened run in tasks of the transport."""
         self._posted = asyncio.Event()
@@ -130,7 +131,8 @@ class Peering:
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
     def waits_for(self) -> str | None:
-        """Describe the wait of a node that knows only plain peers of Hivemind's DHT; None for other nodes."""
+        """Describe what this node waits for if it knows only plain peers of Hivemind's DHT; otherwise return
+        None."""
         if not self.book.plain_only or self._driver.pumps:
             return None
         if not self._rostered:
@@ -313,8 +315,8 @@ class Peering:
             self._start(_outcome(self._written))
 
     async def _write_newest(self) -> None:
-        """Write the addresses of the latest order to write, and repeat until there is no newer order. Raises
-        what `remember` raises."""
+        """Write the newest list of addresses, and repeat this while newer lists have come. Raises the errors
+        of `remember`."""
         loop = asyncio.get_running_loop()
         while (book := self._unwritten) is not None:
             self._unwritten = None
@@ -323,7 +325,7 @@ class Peering:
             )
 
     async def _until_written(self) -> bool:
-        """Wait for the latest ordered write of addresses; return whether it has succeeded."""
+        """Wait until the addresses that were last given are written. Return whether that has succeeded."""
         written = self._written  # another write may begin before this returns
         if written is None:
             return True
@@ -391,7 +393,7 @@ def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peerin
 
 
 async def _outcome(written: asyncio.Task[None]) -> None:
-    """Raise the error of a write. Cancelling this does not cancel the write."""
+    """Wait for a write, and raise its error. Cancelling this coroutine does not cancel the write."""
     await asyncio.shield(written)
 
 

@@ -17,8 +17,9 @@ LOOK_INTERVAL = 10.0
 """Seconds between two checks of the number of updates."""
 
 AHEAD = 1.1
-"""Ratio of the number of updates for which epsilon is computed to the present number. Epsilon is computed
-again once the node has made the former number of updates, so the shown value is never too small."""
+"""Ratio of two numbers of updates: those for which epsilon is computed, and those that the node has made.
+When the node has made more updates than epsilon was computed for, it is computed again. So the shown epsilon
+is not too small."""
 
 
 class Privacy:
@@ -50,9 +51,9 @@ class Privacy:
 
     @property
     def updates(self) -> int:
-        """Number of updates signed by this node's key. All are counted as noisy, and a partial group as a
-        whole one. If a restart divides a group, its rows are drawn twice: AHEAD covers one such group in
-        ten."""
+        """Number of updates signed by this node's key. All of them count as noisy, and a partial group counts
+        as a whole group. If a restart divides a group, its rows are drawn twice: AHEAD covers one such group
+        in ten."""
         own, together = self._node.machine.own, self._node.manifest.training.batch_updates
         feeds = self._node.machine.frontier
         whole = (-(-state.next // together) for state in feeds if own and state.feed.origin == own.origin)

@@ -22,10 +22,10 @@ def of_seal(
     checkout: Checkout,
     digest: str,
 ) -> Provenance:
-    """Return the provenance of the model of a seal whose updates are all stored, with its core `digest`. Any
-    thread may call this.
+    """Return the provenance of the model of a seal. Any thread may call this.
 
-    `entries` are the decisions, `names` the names of origins.
+    `checkout` has the updates that counted at the seal, all of which must be stored. `digest` is the model's
+    core digest, `entries` are the decisions, and `names` are the names of origins.
     """
     epoch = checkout.epoch
     assert epoch is not None

@@ -1,10 +1,10 @@
-"""Decides whether a node has caught up, so that it trains the run's model, and whether it may leave, because
-its neighbours have its updates.
+"""Decides when a node has caught up and may train, and when it may leave because its neighbours have its
+updates.
 
-Only reads the machine: it asks no peer, starts no training and closes nothing. Updates that no neighbour took
-stay in the log and are handed over after the next start.
+This module only reads the machine. It asks no peer, starts no training and closes nothing. Updates that no
+neighbour took stay in the log and are handed over after the next start.
 
-Claiming updates costs a peer nothing, and sending one valid update now and then hardly anything. So a node
+It costs a peer nothing to claim updates, and hardly anything to send one valid update now and then. So a node
 waits for a neighbour only while that neighbour delivers a fixed share of the claimed updates in time. Each
 neighbour is judged alone. The node waits only for the neighbours that it meets first, because new ones could
 come without end.

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
 
 RECORD_INTERVAL = 10.0
-"""Interval, in seconds, between records of step and traffic. They take some 400 bytes each, and 4 MB a
-day."""
+"""Interval, in seconds, between records of the kinds "step" and "traffic". Both together take some 400 bytes
+each time, and 4 MB a day."""
 
 STEP = {"known", "own_updates", "updates_per_second", "loss"}
 TRAFFIC = {"bytes_sent", "bytes_received", "segment_bytes_sent", "updates_sent"}
-"""Fields of the status in records of step and traffic."""
+"""Fields of the status in records of the kind "step" (STEP) and of the kind "traffic" (TRAFFIC)."""
 
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
-"""Form that the name of a metric must have to name a curve. The names of the organiser's metrics are text
-from a stranger."""
+"""Pattern of the names of metrics that are used as names of curves. Other names are replaced, because a
+metric's name may be text from a stranger."""
 
 
 class Recorder:
@@ -54,8 +54,8 @@ class Recorder:
         self._sealed = self._reports.run_state.sealed if self._reports else 0
         """Number of seals that were recorded, or that the log had at the start."""
         self._published = self._reports.evaluations()[-1:] if self._reports else []
-        """The last published evaluation that was recorded, or that the log had at the start; in a list, empty
-        without one."""
+        """List of one evaluation: the last published one that was recorded, or that the log had at the start.
+        The list is empty if there is no such evaluation."""
 
     def begin(self) -> None:
         """Begin the records with the run and the settings that determine this node's figures."""
@@ -79,7 +79,7 @@ class Recorder:
             await in_thread(self._logger.close)
 
     def after_round(self) -> None:
-        """Record the seals of a round of the protocol."""
+        """Record the seals that the driver's last round has brought."""
         if self._reports is None or self._reports.run_state.sealed == self._sealed:
             return
         run_state, seals = self._reports.run_state, self._reports.seals(self._sealed)

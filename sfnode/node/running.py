@@ -84,7 +84,7 @@ class RunningNode:
         self.sequel: str | None = None
         """Link to the run that is joined after this one; None if no run follows."""
         self.asked_at: float | None = None
-        """Time at which this node last began to send join requests; None before."""
+        """Time at which this node last began to send join requests; None before the first request."""
 
         # each part knows the earlier ones, and registers its callbacks there
         continue_as = partial(startup.continue_as, joined.log)
@@ -184,10 +184,11 @@ class RunningNode:
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
 
     def stand_in(self) -> str:
-        """Offer to stand in for the organiser, now and after each restart until this member is named. Return
-        the public key with which it stands in, in hex.
+        """Offer to stand in for the organiser, now and after each restart, until this member is named a
+        stand-in. Return the public key with which this member would sign, in hex.
 
-        Raises UserError BAD_OPTION for a relay, which is no member, and in a run of an earlier version.
+        Raises UserError BAD_OPTION for a relay, which is no member, and in a run of an earlier protocol than
+        4.
         """
         organised = self.machine.organised
         if organised is None or not organised.control.key or organised.control.feed.authority.terms == 1:
@@ -246,7 +247,7 @@ class RunningNode:
         self._after_round()
 
     def continue_in(self, link: str) -> None:
-        """Finish as `finish`, then join the run to which `link` leads."""
+        """End this node as `finish` does. Afterwards the run to which `link` leads is joined."""
         self.sequel = link
         self.finish()
 
@@ -328,9 +329,9 @@ class RunningNode:
     async def evaluate(
         self, base: bool, limit: int, calibrated: bool = False, probe: bool = False
     ) -> NodeEvaluation:
-        """Evaluate a model on the test rows: with `base` the base model (with `calibrated`, the calibrated
-        one), otherwise the model of the last seal (`LocalModel.ask_of_last_seal`). With `probe`, also
-        evaluate a linear probe and baselines without a model."""
+        """Evaluate a model on the test rows: with `base` the base model, otherwise the model of the last seal
+        (`LocalModel.ask_of_last_seal`). With `base` and `calibrated`, the base model is calibrated first.
+        With `probe`, also evaluate a linear probe and baselines without a model."""
         self._require_room()
         wanted = self.limiter.until_a_pause()
 
@@ -375,7 +376,8 @@ class RunningNode:
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
     async def core_status(self) -> CoreStatus:
-        """Return the state digest and the core digest of the same updates. A relay has no cores."""
+        """Return the state digest and the core digest of the same updates. A relay has no cores, and
+        therefore no core digest."""
         if self.model.thread is None:
             frontier = self.machine.frontier
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
@@ -384,8 +386,8 @@ class RunningNode:
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
 
     def _require_room(self) -> None:
-        """Raise UserError DISK_FULL while the disk is full: the engine is asked between two rounds, and no
-        round ends then."""
+        """Raise UserError DISK_FULL while the disk is full. A question to the engine waits for the end of the
+        driver's round, which does not end while the disk is full."""
         if problem := self.driver.disk.problem:
             raise problem
 
@@ -424,8 +426,8 @@ def answers_to_peers(node: NodeContext) -> Callable[[Asker, bytes], Awaitable[by
 
 
 def _introduction(node: NodeContext) -> bytes:
-    """Return what neighbours are told of this node: its origin if it has a display name, otherwise
-    nothing."""
+    """Return the introduction for neighbours: with this node's origin if it has a display name, otherwise
+    without an origin."""
     own = node.machine.own
     if own is None or not node.settings.display_name:
         return ECHO

@@ -37,8 +37,8 @@ MAX_MOMENTS = 64
 """Maximum number of moments with samples. When there are more, every second moment is dropped."""
 
 MAX_BYTES = 4 * 2**20
-"""Maximum number of bytes that are read from the file. That is several times its largest size: 16 rows of 400
-characters with answers of 200, in letters of four bytes."""
+"""Maximum number of bytes that are read from the file. The largest file is several times smaller: 16 rows of
+400 characters, each with an answer of 200 characters for each moment, at four bytes a character."""
 
 
 class Sampling:

@@ -67,7 +67,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def local_manifest(settings: Settings, data_dir: Layout) -> Manifest | None:
-    """Return the manifest given with --run, or that of the run that this data folder was used for; None if
+    """Return the manifest given with --run, or else the manifest that is stored in the data folder; None if
     there is neither.
 
     Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.
@@ -98,8 +98,8 @@ def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
 
 
 def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
-    """Remove the libp2p identity of a copied trainer's folder, before the network starts, so that it gets a
-    new one.
+    """Remove the libp2p identity of a trainer's data folder if the folder is a copy. When the network starts,
+    the folder then gets a new identity.
 
     Two nodes with one peer id displace each other's links, because a neighbour keeps only the newer link with
     a peer.
@@ -114,8 +114,8 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 async def agree_on_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest:
-    """Return the run's manifest, ours or the peers', after storing it in the folder. If there are both, they
-    must be the same."""
+    """Return the run's manifest, after storing it in the data folder: the manifest that this node has, or
+    that of its peers. If there are both, they must be equal."""
     manifest = local
     if settings.peers:
         manifest = await _peers_manifest(settings, local, transport, data_dir, random) or local
@@ -136,7 +136,8 @@ async def agree_on_manifest(
 async def _peers_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest | None:
-    """Return the manifest of the peers in the settings; None if no peer gives one and the folder has one.
+    """Return the manifest of the peers in the settings. If no peer sends a manifest but the data folder has
+    one, return None.
 
     Peers are asked on later starts, too: a folder of another run must not quietly continue that run.
     """
@@ -166,7 +167,8 @@ def open_machine(
 ) -> Machine:
     """Return the protocol machine in the state of the log. Only a trainer's machine has an own feed.
 
-    `draw` returns an incarnation, if possible with the run's proof of work.
+    `draw` returns a new incarnation. In an open run it has the run's proof of work, if such an incarnation
+    was found.
     """
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
@@ -213,7 +215,7 @@ def open_machine(
 def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, random: Random) -> Identity:
     """Return the key with which this node stands in. The key belongs to this log, and a copy of the log gets
     another key. So the promises made with a key (SPEC O22) are always in the same log as the key. Call this
-    before `own_feed`, which marks a copy as the original."""
+    before `own_feed`, after which a copied log cannot be told from an original any more."""
     salt = update_log.get_meta(_STAND_IN_SALT)
     if salt is None or data_folder.moved(update_log):
         salt = random.randbytes(16)
@@ -243,7 +245,7 @@ def organising(
     """Give the machine the organiser's key if the setting `organise` is on, and meanwhile keep other
     processes from using the key.
 
-    Raises UserError BAD_OPTION in an open run and if the file with the passphrase is unreadable, and as
+    Raises UserError BAD_OPTION in an open run or if the passphrase file is unreadable, and the errors of
     `held_organiser_key`.
     """
     run_id, keys_dir = manifest.run_id, settings.keys_dir
@@ -321,7 +323,7 @@ class Incarnations:
         self._next = self._thread.submit(self._search)
 
     async def ready(self) -> None:
-        """Wait until an incarnation is found. Log that the search takes a while if it does."""
+        """Wait until an incarnation is found. If the search takes a while, log that it does."""
         found = asyncio.wrap_future(self._next)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(found), SILENT_WORK)
@@ -381,7 +383,7 @@ def own_feed(
     (SPEC I1-I3).
 
     A fresh or copied log starts a new incarnation, which nobody else can know. So does a log whose feed was
-    forked, or was ended by the organiser. A node that never met a peer has the proof.
+    forked, or was ended by the organiser. If this node has never met a peer, that is proven, too.
     """
     feed = last_feed(update_log, identity.public)
     if feed is not None:
@@ -396,7 +398,8 @@ def own_feed(
 
 
 def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None:
-    """Log that another feed replaces `last`, as a warning if `last` has updates, else for debugging."""
+    """Log that another feed replaces `last`: as a warning if `last` has updates, otherwise as a debug
+    message."""
     said = last is not None and update_log.stop(last) > 0
     log.log(WARNING if said else DEBUG, "%s; its work goes on as that of a new node, with the same key", why)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SAMPLE_INTERVAL = 1.0
-"""Seconds between samples: no more often than a person can follow."""
+"""Seconds between samples of the node. People could not follow more frequent ones."""
 
 USAGE_EVERY = 2
 """Number of samples for each reading of the machine's usage. A reading costs more than a sample, as it may
@@ -166,7 +166,7 @@ class Views:
         )
 
     def curves(self) -> Curves:
-        """Return the samples since the start."""
+        """Return the samples since the start, and the remembered evaluations."""
         samples = self._series.samples
         return Curves(
             now=self._uptime(),
@@ -176,7 +176,7 @@ class Views:
         )
 
     def feeds(self, offset: int, limit: int) -> Feeds:
-        """Return a page of all feeds; an origin may have several."""
+        """Return a page of the list of all feeds. An origin may have several feeds."""
         frontier = self._node.machine.frontier
         return Feeds(
             total=len(frontier),

@@ -1,7 +1,7 @@
 """Join requests of newcomers: proofs of work, invitations, and which join requests are granted when.
 
-The module serves both sides: the newcomer, who makes a request, and the organiser, who checks it. The
-signature of a `JoinRequest` has been checked before.
+The module serves both sides: the newcomer, who makes a request, and the organiser, who checks it. Signatures
+of join requests are checked elsewhere, before the requests get here.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def work(run_id: bytes, origin: bytes, nonce: int) -> int:
 
 
 def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
-    """Return the first nonce with work of at least `bits`; None once `interrupted` returns True. Computes
-    2^bits hashes on average."""
+    """Return the first nonce that proves work of at least `bits` bits; None once `interrupted` returns True.
+    On average 2^bits hashes are computed."""
     found = signing.solutions(run_id, origin, signing.work_bound(bits), count(1), interrupted)
     return next(found, None)
 

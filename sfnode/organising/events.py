@@ -16,7 +16,7 @@ from sfprotocol.messages import Feed
 
 @dataclass(frozen=True, slots=True)
 class NobodyElse:
-    """Event: no other node of the run can be found, and the run is new or this node misses no signed
+    """Event: no other node of the run can be found, and either the run is new or this node lacks no signed
     decision."""
 
 
@@ -26,15 +26,15 @@ class EvaluationEnded:
 
     epoch: int
     result: Evaluation | None
-    """Result of the epoch's model; None if the evaluation failed."""
+    """Result of the epoch's model; None if the model was not evaluated or the evaluation failed."""
     base: Evaluation | None = None
     """The base model's result on the same rows. It is set in only one event of a run, and None in all
     others."""
     calibrated: Evaluation | None = None
     """The base model's result with its prior over the answers subtracted; None if that was not measured."""
     found: SearchResult | None = None
-    """Result of the line search; None if there was no search. `result` is that of the model with the factor
-    found."""
+    """Result of the line search; None if there was no search. After a search `result` belongs to the model
+    with the factor that the search has found."""
     forwards: int = 0
     """Example-forwards that the evaluation took."""
     shares: Mapping[Feed, StepShare] = field(default_factory=dict)
@@ -52,8 +52,8 @@ class MakingEnded:
 
     what: Product
     made: bytes | Checkpoint | None
-    """Digest of the bases, which peers can download from this node, or the checkpoint, computed from the
-    decisions at the time of the Make. None if making it failed."""
+    """Digest of the bases, which peers can download from this node by now; or the checkpoint, computed from
+    the decisions at the time of the action Make. None if the making failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class Evaluate:
     rows: int = 0
     """Maximum number of rows for a line search before the evaluation (`line_search`); 0 for no search."""
     scored: bool = True
-    """Whether the model is evaluated at all."""
+    """Whether the model is evaluated on all validation rows. If not, only the line search and the
+    contributions are measured."""
     origins: int = 0
     """Number of validation rows on which the contribution of each feed is measured; 0 if it is not
     measured."""
@@ -109,7 +110,7 @@ class Evaluate:
 
     @property
     def scale(self) -> float:
-        """Factor on the values of c at which the line search measures losses."""
+        """Factor on the step lengths (`line_search.AMOUNTS`) at which the line search measures losses."""
         return LATE_SCALE if self.recounted else 1.0
 
 

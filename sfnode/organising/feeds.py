@@ -28,9 +28,9 @@ peer may be slow. If the updates never come, it has lied."""
 
 OVERSIZED = 1 + GAIN_BY_COST
 """Maximum root mean square of a member's scalars, as a multiple of the usual value, at which its work counts
-at once. Work with scalars of w times the usual size gains w times as much, and costs w^2 times as much. Above
-this maximum even useful work does harm. Such work waits for the seal before the run's end, which has a factor
-of its own."""
+at once. Work with scalars of w times the usual size gains w times as much along the gradient, and its noise
+costs w^2 times as much. Above this maximum even useful work does harm. Such work waits for the seal before
+the run's end, which has a factor of its own."""
 
 FEW = 3
 """Number of scalars of the usual size that are added to a member's scalars before their size is judged. Few
@@ -44,8 +44,8 @@ class HeldFeed:
     since: float
     """Time from which updates have been waiting for a close to list them."""
     missing_since: float
-    """Latest time at which fewer listed updates were missing than before, no update was missing, or there was
-    no peer to ask."""
+    """Time from which listed updates count as missing: the latest time at which none was missing, a missing
+    one arrived, or there was no peer to ask."""
     boundaries: list[Boundary] = field(default_factory=list)
     shown: int = 0
     """First step that no peer is known to hold."""
@@ -92,7 +92,7 @@ class HeldFeed:
         return sum(one.zeros for one in self.boundaries if self.named < one.stop <= stop)
 
     def labelled(self, epoch: int) -> int:
-        """Return the number of updates with this epoch's label or a later one."""
+        """Return the number of updates that are labelled with this epoch or a later one."""
         stops = [0, *(one.stop for one in self.boundaries)]
         return sum(b - a for a, b, one in zip(stops, stops[1:], self.boundaries) if one.label >= epoch)  # noqa: B905
 
@@ -127,7 +127,7 @@ class Nameable(NamedTuple):
         return self.steps - self.zeros
 
     def move(self, salt: bytes) -> Move:
-        """Return the entry for the part in a close with this salt."""
+        """Return the entry that lists this part in a close with this salt."""
         return Move(self.number, self.steps, validation.tag(salt, self.boundary.chain), self.zeros)
 
 
@@ -147,7 +147,7 @@ class HeldFeeds:
         return len(self._feeds)
 
     def of(self, feed: Feed, now: float) -> HeldFeed:
-        """Return the state of a feed, a new one if it is unknown."""
+        """Return the state of a feed. An unknown feed gets a new state."""
         return self._feeds.setdefault(feed, HeldFeed(now, now))
 
     # -- what is seen ------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class HeldFeeds:
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
     def waiting(self, run_state: RunState) -> tuple[int, int]:
-        """Return the numbers of waiting updates that change the weights, of vouched members and of
-        strangers."""
+        """Return how many waiting updates change the weights: the number for vouched members, and the number
+        for strangers."""
         found = {False: 0, True: 0}
         for number, held in self._of_members(run_state):
             if run_state.ended(number) == NEVER:
@@ -257,15 +257,15 @@ class HeldFeeds:
         who are not `trusted` does not count towards `rest`, because seals skip it. If it did, a run would end
         in ever smaller epochs.
 
-        At most a member's quota for the open label is listed, and at most twice its credit, over all its
-        feeds and labels. Of all strangers without credit together at most `shared` updates are listed, in
-        equal parts and in turns, so that a stranger with many waiting updates or feeds cannot keep others
-        from earning credit.
+        Over all feeds and labels of a member, at most its quota for the open epoch is listed, and for a
+        stranger at most twice its credit. Of all strangers without credit together at most `shared` updates
+        are listed, in equal parts and in turns, so that a stranger with many waiting updates or feeds cannot
+        keep others from earning credit.
 
-        A stranger's segment that is larger than `shared`, signed when its quota was larger, comes last. If
-        its author is `trusted`, it is listed only if it has waited since before the time `overdue`. If the
-        author is not, it need not wait: seals skip it, and once it is listed, later work can be measured, and
-        the author's work may count again.
+        A stranger's segment may be larger than `shared`, if it was signed when the stranger's quota was
+        larger. Such a segment comes last. If its author is `trusted`, it is listed only if it has waited
+        since before the time `overdue`. If its author is not trusted, it need not wait: seals skip it, later
+        work of the author can then be measured, and that work may count again.
         """
         left: dict[int, int] = {}
         waiting = {
@@ -309,7 +309,7 @@ class HeldFeeds:
         return run_state.quotas.is_stranger(member) and not run_state.credit(member)
 
     def made(self, run_state: RunState) -> dict[int, int]:
-        """Return the number of held updates of each member with the label of the open epoch or a later one,
+        """Return how many held updates of each member are labelled with the open epoch or a later epoch,
         keyed by member number. Members without such updates are left out."""
         found = Counter[int]()
         for number, held in self._of_members(run_state):
@@ -322,7 +322,7 @@ class HeldFeeds:
         return {n // INCARNATIONS for n, held in held_feeds if held.grown >= since and held.boundaries}
 
     def renewing(self, run_state: RunState) -> set[int]:
-        """Return the members with waiting updates in a feed that is not yet their current one."""
+        """Return the members with waiting updates in a feed that is not yet their current feed."""
         waiting = (number for number, held in self._of_members(run_state) if held.stop > held.named)
         return {number // INCARNATIONS for number in waiting if not run_state.goes_on_with(number)}
 
@@ -339,8 +339,9 @@ class HeldFeeds:
         return found
 
     def oversized(self, epoch: int, run_state: RunState) -> set[int]:
-        """Return the numbers of the feeds whose members' scalars in the close of `epoch` are too large to
-        count at once. The set is empty if there are too few members to show which size is usual."""
+        """Return the numbers of the feeds of members whose scalars in the close of `epoch` are so large that
+        their work must not count at once. The set is empty if there are too few members to show which size is
+        usual."""
         moved = run_state.moved(epoch)
         updates, squares = Counter[int](), Counter[int]()
         for number in moved:
@@ -389,13 +390,14 @@ class HeldFeeds:
         return [one for one in (held.boundaries if held else []) if first < one.stop <= stop]
 
     def brings(self, number: int, epoch: int, run_state: RunState, labels: range) -> bool:
-        """Return whether the close of `epoch` lists updates of a feed with one of these labels."""
+        """Return whether the close of `epoch` lists updates of a feed that are labelled with one of the
+        epochs `labels`."""
         return any(one.label in labels for one in self._named(number, epoch, run_state))
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
         """Return the amendment that ends a feed whose listed steps have been missing for `after` seconds
         (CLAIMED times as long if a peer claims to have them). The feed ends at the last close up to which all
-        its listed updates are held. None if there is no such feed, or if `after` is None."""
+        its listed updates are held. Return None if no feed has to end, or if `after` is None."""
         run_state = view.run_state
         if after is None:
             return None

@@ -4,22 +4,23 @@
     far worse than the best one, or worse twice in a row     back to the best seal, at a lower rate
     no gain over the base model, though losses move far      back to the base model, at a lower rate
     (or rewards fall)
-    a gain, and no better than the best one for long         the end, where the run is
-    worse than the best one at the end                       back to the best seal: the end
-    none better by BETTER for `patience` rounds              back to the best seal: the end; if none is better
-                                                             than the base model, there, at a lower rate
-    rounds of updates too short to change the weights        the end, where the run is
+    a gain, and no better than the best one for long         the run ends where it is
+    worse than the best one at the end                       back to the best seal, and the run ends
+    none better by BETTER for `patience` rounds              back to the best seal, and the run ends; if no
+                                                             seal is better than the base model, back to the
+                                                             base model, at a lower rate
+    rounds of updates too short to change the weights        the run ends where it is
 
 Results are compared by the figure that people are shown (`figure`). Losses of single rows only tell whether a
 difference may be chance. A result that is no worse in that figure is never taken back. A guard with a
-patience, as for a head of a first-order run, instead takes the seal with the least mean loss as the best one,
-as is usual in early stopping. The loss of such a head gets worse before its accuracy does.
+patience, such as that of a first-order run of a head, compares mean losses instead, like early stopping. The
+loss of such a head gets worse before its accuracy does.
 
-A return is a Void of all epochs after the seal to which the run goes back. Updates that were under way then
-do not count later, because they were made with models that are gone, at a rate that was too large. Until the
-lower rate begins, epochs are closed with what they have and sealed with factor 0. Feeds that later bring
-updates with labels of these epochs are skipped, and not recounted. A run has MOST_RETURNS returns at most,
-and each lowers the rate.
+A return is a Void of all epochs after the seal to which the run goes back. Updates that were under way at
+that time never count, because they were made with models that are gone, at a rate that was too large. Until
+the lower rate begins, epochs are closed with the updates that they have and sealed with factor 0. Feeds that
+later bring updates labelled with these epochs are skipped, and not recounted. A run has MOST_RETURNS returns
+at most, and each lowers the rate.
 
 The guard's state follows from the decisions alone, except for losses of single rows. A restart forgets these
 losses, and a difference to an earlier seal then has a larger error. A Void of all members' work up to the
@@ -49,16 +50,16 @@ ERRORS = 2.0
 """Number of standard errors above which a difference, paired by rows, is taken to be more than chance."""
 
 LITTLE = 0.02
-"""Largest difference that does not matter, in nats, reward or share of right answers. It applies from the
-start of a run on."""
+"""Largest difference between two results that does not matter, in nats, reward or share of right answers.
+Once the best seal has gained much, PART raises this bound."""
 
 PART = 0.1
-"""Largest difference that does not matter, as a share of the best seal's gain over the base model. The larger
-one of this and LITTLE applies."""
+"""Largest difference between two results that does not matter, as a share of the best seal's gain over the
+base model. The bound is never below LITTLE."""
 
 LARGE = 0.5
 """Decline from the best seal, as a share of that seal's gain over the base model, above which a single
-evaluation is enough for a return. The larger one of this and LARGE_MOVE applies."""
+evaluation is enough for a return to the best seal. The decline must also be above LARGE_MOVE."""
 
 LARGE_MOVE = 0.1
 """Root mean square change of the rows' losses, in nats, above which the steps of a run that has gained
@@ -69,8 +70,9 @@ BETTER = 0.02
 worth the time."""
 
 PATIENCE = 6
-"""Number of evaluations without an improvement after which the rate is lowered. In runs of the built-in model
-that learn, every second or third evaluation is an improvement."""
+"""Number of evaluations without an improvement after which a run that has gained nothing, though its losses
+have moved far, goes back to the base model at a lower rate. In runs of the built-in model that learn, every
+second or third evaluation is an improvement."""
 
 LEAST_BUDGET = 1 / 40
 """Minimum number of updates that PATIENCE evaluations must span, as a share of the budget."""
@@ -81,22 +83,24 @@ improvement."""
 
 END = 2
 """Factor on PATIENCE, LEAST_BUDGET and LEAST_MADE for the end of a run that has gained. Learning is slow late
-in a run, and searches have then lowered the rate if that helps."""
+in a run, and line searches have lowered the rate by then if a lower rate helps."""
 
 LOWER = 4
-"""Divisor of the rate at a return. Three or four returns correct a first rate that is 100 times too large."""
+"""Divisor of the rate when a run goes back to an earlier seal. Three or four such returns correct a first
+rate that is 100 times too large."""
 
 LABELLED = frozenset({"accuracy", "f1"})
-"""Metrics whose values are compared. The value of any other metric is 0 until some answer is right as a
-whole. Results in such a metric are compared by the trained quantity, which is shown beside the metric."""
+"""Metrics by whose values results are compared. Any other metric may stay at 0 until some answer is right as
+a whole. Results in another metric are therefore compared by the trained quantity, loss or mean reward."""
 
 MOST_RETURNS = 8
-"""Maximum number of returns in one run. Together they divide the rate by 65,000; no first rate is 65,000
-times too large."""
+"""Maximum number of returns to earlier seals in one run. Together they divide the rate by 65,000; no first
+rate is 65,000 times too large."""
 
 
 Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
-"""Losses of a result's rows, keyed by (epoch, whether the result is of the base model, measure)."""
+"""Losses of a result's rows, keyed by (epoch, whether the result is of the base model, (metric, whether it is
+calibrated))."""
 
 
 class SealResult(NamedTuple):
@@ -130,14 +134,14 @@ class SealResult(NamedTuple):
 
     @property
     def jumps(self) -> bool:
-        """Whether the losses follow from rewards, which change in leaps."""
+        """Whether losses change in leaps, as those that follow from rewards do."""
         return metric_of(self.said.metric).trained.rises
 
 
 def rise(before: SealResult, after: SealResult) -> tuple[float, float]:
-    """Return the rise of the mean loss in nats, and its standard error. The error is that of paired rows if
-    the losses of both results' rows are known. With the rows of one result it is the larger error for two
-    independent samples, and with none it is infinite."""
+    """Return the rise of the mean loss in nats, and its standard error. If the losses of single rows are
+    known for both results, the error is that of paired rows. If they are known for one result, the error is
+    the larger one of two independent samples. If they are known for neither, the error is infinite."""
     if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
         numbers = math.isfinite(before.loss) - math.isfinite(after.loss)
         return (math.copysign(math.inf, numbers) if numbers else 0.0), 0.0
@@ -157,8 +161,8 @@ class Return:
     first: int
     """First epoch that was taken back."""
     until: int = NEVER
-    """First epoch that counts again; NEVER until a seal decides it. Its rate is lower if the organiser has a
-    guard."""
+    """First epoch that counts again; NEVER until a seal decides which epoch that is. If the organiser has a
+    guard, the rate is lower from this epoch on."""
 
 
 class Guard:
@@ -166,15 +170,16 @@ class Guard:
 
     def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
         """`patience`: number of rounds without a better evaluation after which the run ends at the best seal;
-        0 for no such limit. `idle`: number of consecutive rounds without an update that changes the weights,
-        after which nothing is left to learn."""
+        0 for no such limit. `idle`: number of consecutive rounds without an update that changes the weights
+        after which nothing is taken to be left to learn."""
         self._patience, self._idle = patience, idle
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
         self._base: dict[tuple[str, bool], SealResult] = {}
         """Results of the base model, uncalibrated and calibrated, keyed by measure."""
         self.results: list[SealResult] = []
-        """Results of the seals that were not taken back, all with one measure."""
+        """Results of the seals that were not taken back, in order. All have the same metric, and all or none
+        are calibrated."""
         self._top: SealResult | None = None
         """Best of `results`, the earliest of equal ones; None if there is no result."""
         self._voided: list[range] = []
@@ -279,11 +284,12 @@ class Guard:
         return decision
 
     def discards(self, epoch: int) -> bool:
-        """Return whether an epoch counts for nothing because of a return."""
+        """Return whether an epoch counts for nothing because the run has gone back to an earlier seal."""
         return any(one.first <= epoch < one.until for one in self.returns)
 
     def cuts(self, run_state: RunState) -> bool:
-        """Return whether the open epoch must be closed with whatever it has, because of a return."""
+        """Return whether the open epoch must be closed with the updates that it has, because the run has gone
+        back to an earlier seal and the lower rate has not begun."""
         last = self.returns[-1] if self.returns else None
         if last is None or run_state.complete:
             return False
@@ -291,7 +297,8 @@ class Guard:
         return unsealed == 0 if last.until == NEVER else run_state.open_epoch < last.until
 
     def labels(self) -> list[range]:
-        """Return ranges of epochs: updates with these labels that come later do not count."""
+        """Return the ranges of epochs that were discarded. Updates labelled with these epochs do not count if
+        they come later, either."""
         return [range(one.first, min(one.until, MAX_EPOCHS)) for one in self.returns]
 
     def skip(self, feed: int, epoch: int) -> None:
@@ -304,7 +311,8 @@ class Guard:
         return (feed, epoch) in self._stale
 
     def judged(self, run_state: RunState, judgement: Judgement, *, searched: bool) -> Judgement:
-        """Return a judgement with the rates that returns have lowered. A discarded epoch gets factor 0.
+        """Return a judgement with rates that are lowered if the run has gone back to an earlier seal. A
+        discarded epoch gets factor 0.
 
         `searched`: each rate follows from the rate before it, as with line searches, and not from a schedule.
         """

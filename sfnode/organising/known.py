@@ -43,7 +43,7 @@ class Knowledge:
     ) -> None:
         self.view, self.policy, self.judge, self.draw = view, policy, judge, draw
         self.alone = alone
-        """Whether no other node is taken to have more of the control feed."""
+        """Whether the organiser assumes that no other node has more decisions."""
         self.peers: dict[str, int] = {}
         """Number of decisions that each linked peer claims to have, keyed by peer."""
         self.feeds = HeldFeeds()
@@ -81,8 +81,8 @@ class Knowledge:
         return self.verdicts.guard
 
     def take(self, decision: Decision, *, stands_in: bool) -> None:
-        """Take in the next decision. A member who `stands_in` adopts the admission policy in it that the
-        organiser has signed."""
+        """Take in the next decision. `stands_in`: this node belongs to a stand-in, who adopts the admission
+        policy that a StandIns decision states."""
         self.verdicts.take(decision)
         if isinstance(decision, StandIns) and stands_in:
             admission = dict(enumerate(Admission)).get(decision.admission, Admission.LINKS)

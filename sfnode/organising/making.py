@@ -1,11 +1,12 @@
-"""Bases and checkpoints. They are made one at a time, while other decisions are signed, and then signed
-themselves.
+"""The making of bases and checkpoints, which are published by decisions. Other decisions are signed in the
+meantime. At most one set of bases and one checkpoint are being made at a time.
 
 New bases are made at sealed weights once the present bases have served long enough. Once they are signed, the
 open epoch is closed, and the next epoch uses them. Only nodes with the model can make bases.
 
-A checkpoint describes a settled epoch. A node computes it from its log. It is not signed if a decision in the
-meantime has changed what counts up to its epoch.
+A checkpoint describes the state of the run after an epoch that has settled (SETTLED). The node computes the
+checkpoint from its log. It is not signed if a decision in the meantime has changed what counts up to that
+epoch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Making:
     epoch: int | None = None
     """Epoch from whose model the bases or the checkpoint are made; None while nothing is made."""
     made: bytes | Checkpoint | None = None
-    """Digest of the bases, or the checkpoint, once it is made."""
+    """Digest of the finished bases, or the finished checkpoint; None until then."""
     altered: bool = False
     """Whether a decision signed in the meantime changes which work counts up to `epoch`."""
 
@@ -55,9 +56,9 @@ class Making:
         return self.epoch is not None and self.made is None
 
     def end(self, made: bytes | Checkpoint | None, again: float, now: float) -> None:
-        """Take in the product; None if making it failed, which is tried again after `again` seconds. A
-        checkpoint of another epoch than the requested one is dropped, as decisions may have disappeared in
-        the meantime."""
+        """Take in the product `made`; None means that making it failed. The next attempt may then begin after
+        `again` seconds. A checkpoint of another epoch than the requested one is dropped: decisions have
+        disappeared since it was requested."""
         if isinstance(made, Checkpoint) and made.epoch != self.epoch:
             made = None
         if made is None and self.epoch is not None:
@@ -65,8 +66,8 @@ class Making:
         self.made = made
 
     def taken(self) -> bytes | Checkpoint | None:
-        """Return the finished product, which will be signed, so that the next one can be made; None if none
-        is finished."""
+        """Return the finished product for signing, and allow the making of the next product. Return None if
+        no product is finished."""
         made, self.made = self.made, None
         self.epoch = self.epoch if made is None else None
         return made
@@ -76,7 +77,8 @@ class Making:
         self.epoch, self.altered = epoch, False
 
     def signing(self, decision: Decision) -> None:
-        """Record whether a decision that will be signed changes which work counts up to the epoch."""
+        """Take note of a decision that will be signed: set `altered` if it changes which work counts up to
+        `epoch`."""
         self.altered |= self.epoch is not None and _earliest_altered(decision) <= self.epoch
 
 
@@ -105,8 +107,8 @@ def bases_due(known: Knowledge, now: float) -> Bases | None:
 
 
 def cuts(known: Knowledge) -> bool:
-    """Return whether the open epoch must be closed with whatever it has because the next epoch has other
-    bases."""
+    """Return whether the open epoch must be closed with the updates that it has because the next epoch has
+    other bases."""
     run_state = known.run_state
     return known.policy.renew_updates > 0 and run_state.served_from() == run_state.open_epoch + 1
 
@@ -126,7 +128,7 @@ def _are_worn(known: Knowledge) -> bool:
 
 def checkpoint_due(known: Knowledge, now: float) -> Checkpoint | None:
     """Return the computed checkpoint, if it is ready and no decision has altered what it states; else None.
-    Also request the next one once it is due."""
+    Also request the next checkpoint once it is due."""
     making, spacing = known.making[Checkpoint], known.policy.checkpoint_epochs
     usable = known.run_state.checkpoints
     if isinstance(found := making.taken(), Checkpoint):

@@ -1,12 +1,12 @@
 """The organiser: whether it may sign, with one decision under way at a time.
 
-Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` returns what to do, and
-`next_deadline()` says when to send the next Round, even if nothing has happened. Time is an argument (seconds
-of any monotonic clock), and randomness is injected. The organiser is told of every round that was carried
-out, with the feeds whose held or counted updates have changed. It reads everything else from the node
-(`view`), which it never changes. A decision that it has signed comes back to it when the control feed grows.
-A round in which nothing happens costs nothing. Only a look checks which updates peers hold, and only for
-feeds that no peer is known to hold completely.
+Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` returns the actions to carry
+out, and `next_deadline()` the latest time for the next `Round` event. Time is an argument (seconds of any
+monotonic clock), and randomness is injected. After each batch of events that the node has processed, it sends
+the organiser a `Round` with the feeds whose held or counted updates have changed. The organiser reads
+everything else from the node (`view`), which it never changes. A decision that it has signed comes back to it
+when the control feed grows. A `Round` without changes costs nothing. The regular look for due decisions also
+checks which updates peers hold, but only for feeds that no peer is known to hold completely.
 
 Theory of operation.
 
@@ -52,29 +52,31 @@ from sfprotocol.messages import Feed, JoinRequest, Offer
 from sfprotocol.run_state import NEVER
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
-"""Seconds between two looks: a fixed part, and a part for each feed. A look takes 10 us for each feed, so all
-looks together take 2 % of a core at most. With 15,000 feeds there is a look every 8.5 s, while an epoch lasts
-minutes."""
+"""Seconds between two looks for a decision that is due: a fixed part, and a part for each feed. A look takes
+10 us for each feed, so looks take 2 % of a core at most. With 15,000 feeds there is a look every 8.5 s, while
+an epoch lasts minutes."""
 
 LEAST_INTERVAL = 0.1
-"""Seconds from the arrival of the update that fills an epoch to the look that closes it. Updates that others
-have made at the same time are then listed, too. A linear head fills an epoch in less than a second, so
-waiting for the next regular look would hold up all nodes."""
+"""Minimum seconds from the arrival of the update that fills an epoch to the close of that epoch. Updates that
+others have made at the same time are then listed, too. A run of a linear head fills an epoch in less than a
+second, so waiting for the next regular look would hold up all nodes."""
 
 SETTLE_TIME = 30.0
 """Minimum seconds without a new decision before a restarted organiser believes its peers that they have no
 more decisions. A peer with more decisions may still connect."""
 
 FIRST_TIME = 5.0
-"""The same time for an organiser without any decision. In most cases the run is new. An organiser that has
-lost its folder hears of its decisions over the first link."""
+"""Minimum seconds before a restarted organiser without any decision believes its peers that there are none.
+In most cases the run is new. An organiser that has lost its folder hears of its decisions over the first
+link."""
 
 PROOF_TIME = 600.0
 """Seconds for which a peer that claims to have more decisions is believed although no decision arrives. The
 largest decision takes 15 s over a line of 100 kbit/s."""
 
 SIGN_AGAIN = 10.0
-"""Seconds after which a Sign is repeated if its decision has not come back. A commit takes far less."""
+"""Seconds after which the action Sign is repeated if its decision has not appeared in the control feed. It
+usually appears far sooner."""
 
 PASSED_ON = "the deputies have passed the run on to another key"
 FORKED = "the key of the present term has signed two sequences, or half of the stand-ins have voted twice"
@@ -84,7 +86,7 @@ UNSUPPORTED = "the control feed has a decision that this version does not know"
 
 
 class OrganiserState(Enum):
-    """State of an organiser, as in the table above."""
+    """State of an organiser. The docstring of the module says when each state is left."""
 
     STANDING_BY = "standing by"
     RESTARTED = "restarted"
@@ -107,10 +109,10 @@ class Organiser:
         stands_in: bool = False,
         now: float,
     ) -> None:
-        """`key` is the public half of the organiser's key; with `stands_in`, the key of a member who would
-        organise in its place. `draw` returns random bytes. `alone`: the owner says that no other node has
-        more of the control feed. The closes of such an organiser also list updates that only it holds, while
-        it has no peers."""
+        """`key` is the public half of the key that signs decisions. `stands_in`: this key belongs to a member
+        who stands in for the organiser. `draw` returns random bytes. `alone`: the owner says that no other
+        node has more decisions. While such an organiser has no peers, its closes also list updates that no
+        other node holds."""
         self.state = OrganiserState.RESTARTED
         self.known = Knowledge(view, policy, judge, draw, alone=alone, now=now)
         self._key, self._stands_in = key, stands_in
@@ -134,9 +136,9 @@ class Organiser:
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event; a Round must have been carried out. Return the actions, in order.
+        """Take in one event, and return the actions that the node must carry out, in order.
 
-        A look that is due comes last, when everything that happened in the same round is known.
+        If a look for due decisions is due at `now`, it is made after the event has been taken in.
         """
         known = self.known
         self._read_decisions(now)

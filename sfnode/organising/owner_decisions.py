@@ -1,6 +1,6 @@
 """The owner's decisions: which of them would change something now, and why the others would not.
 
-The run state ignores a decision that is not valid; an owner must be told of it instead.
+An invalid decision would have no effect on the run state, so it is not signed, and the owner is told why.
 """
 
 from __future__ import annotations
@@ -129,12 +129,11 @@ _FORM = re.compile(re.escape(FORM).replace(r"\{\}", r"(sfnode:[A-Za-z0-9_-]+)"))
 
 
 def announcement(link: str) -> str:
-    """Return the text of the announcement that the run continues as another one, the run to which the link
-    leads."""
+    """Return the text of the announcement that this run continues as another run, to which `link` leads."""
     return FORM.format(link)
 
 
 def link_in(text: str) -> str | None:
-    """Return the link in an announcement that the run continues as another one; None for any other text."""
+    """Return the link in an announcement that this run continues as another run; None for any other text."""
     found = _FORM.fullmatch(text)
     return found[1] if found else None

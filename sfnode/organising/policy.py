@@ -33,18 +33,19 @@ of one core in Python."""
 
 SEAL_WAIT, SEARCH_WAIT = 120.0, 600.0
 """Maximum seconds for which a seal waits for a plain evaluation, and for a line search or an evaluation of
-written answers. A search measures two hundred rows at seven values of c, with a third of a second for each. A
-written answer takes one forward pass for each token. Until the rate has settled, no epoch is closed while a
-seal waits."""
+written answers. A search measures 200 rows at seven points, and each of these 1,400 losses may take a third
+of a second. A written answer takes one forward pass for each token. Until the rate has settled, no epoch is
+closed while a seal waits."""
 
 USUAL_ROWS = 256
 """Maximum number of validation rows for a search if the run has a separate source of validation rows without
 a limit."""
 
 REWARDED_BASES = 96
-"""Minimum number of updates after which a zeroth-order reward run gets new bases, or the updates of an epoch
-if these are more. 96 updates are six groups of 16. In one emulated run the share of right answers of SmolLM2
-was 0.56 after six groups, and 0.80 after six more along other bases (docs/research-log.md)."""
+"""Number of updates after which a zeroth-order reward run gets new bases. If an epoch has more updates, new
+bases are made after every epoch. 96 updates are six groups of 16. In one emulated run the share of right
+answers of SmolLM2 was 0.56 after six groups, and 0.80 after six more along other bases
+(docs/research-log.md)."""
 
 
 LEAST_EPOCH = 0.5
@@ -60,8 +61,8 @@ class OrganiserPolicy:
     """Number of updates with which an epoch is closed: the manifest's `epoch_updates`. With line searches the
     first epochs are shorter."""
     longest_epoch: float = 600.0
-    """Maximum seconds for which an update waits before the open epoch is closed, however few updates it has.
-    People who watch then see their updates count within a coffee break."""
+    """Maximum seconds for which an update waits before the open epoch is closed, even if the epoch has few
+    updates. People who watch then see their updates count within a coffee break."""
     seal_wait: float
     """Seconds for which a closed epoch waits for its evaluation before it is sealed unchecked. Trainers
     continue during that time. With 0 no epoch is evaluated."""
@@ -72,9 +73,9 @@ class OrganiserPolicy:
     """Maximum mean rate of admissions. Each admission is a decision that every node keeps for ever."""
     work_bits: int = WORK_BITS
     quota: int
-    """Maximum number of one member's updates in a close, and of one feed's updates with one label. With a
-    quota of a whole epoch's updates a run of one member is not slowed down. Strangers get a small part of the
-    quota, because a member that reaches the target alone can close epochs as fast as it likes."""
+    """Maximum number of one member's updates in a close, and of one feed's updates with one epoch label. If
+    the quota is as large as an epoch, a run of one member is not slowed down. Strangers get a small part of
+    the quota, because a member that reaches the target alone can close epochs as fast as it likes."""
     search_rows: int = 0
     """Number of validation rows for line searches, which set factors and rates (`searching`). With 0 the
     judge alone sets them, every epoch has `target_updates` updates, and `young_share` and `share` are shares
@@ -84,8 +85,8 @@ class OrganiserPolicy:
     without enough evidence (`evidence`). Needs searches."""
     kept: bool = False
     """Whether measuring a row costs next to nothing, because the run trains a linear head whose inputs are
-    kept. Every epoch is then measured on all rows. A measurement on 32 rows would only show which of
-    thousands of updates agree with these 32 rows."""
+    kept. Every epoch is then measured on all validation rows. A measurement on 32 rows would only show which
+    of thousands of updates agree with these 32 rows."""
     alike: float = 1.0
     """Number of updates that together say as much about their author as one independent update
     (`evidence.alike`)."""
@@ -97,22 +98,26 @@ class OrganiserPolicy:
     """Whether the run goes back to its best seal when it gets worse, and ends when it no longer improves
     (`guard`). Needs evaluations."""
     renew_updates: int = 0
-    """Number of updates after which published bases are replaced with new ones, made at sealed weights; 0 for
-    never. An epoch has no more updates than this number, and is closed early once new bases are made."""
+    """Number of updates after which published bases are replaced with new ones, made at the weights after the
+    last seal; 0 for never. An epoch has no more updates than this number, and is closed early once new bases
+    are published."""
     update_forwards: int
-    """Example-forwards of one update."""
+    """Cost of one update in example-forwards. One example-forward is a forward pass of one example."""
     steps: Steps | None = None
-    """Schedule of a first-order run; None for any other run."""
+    """Schedule of rates and units of a first-order run; None for any other run."""
     patience: int = 0
     """Number of rounds without a better evaluation after which the guard ends the run at the best seal. With
     0 the guard reacts only to evident changes, and goes back only after harm."""
     least_epoch: float = LEAST_EPOCH
     """Minimum length of an epoch in seconds."""
     young_share: float = 1 / 5
-    """Share of the swarm's example-forwards for searches and evaluations while the rate has not settled;
-    without searches, while the run is young. Harm is most likely then."""
+    """Maximum share of the swarm's forward passes that line searches and evaluations take until the rate has
+    settled. Without searches: maximum share of the organiser's time for evaluations while the run is young.
+    Harm is most likely in these periods."""
     share: float = 1 / 20
-    """The same share once the rate has settled; without searches, once the run is no longer young."""
+    """Maximum share of the swarm's forward passes that line searches and evaluations take once the rate has
+    settled. Without searches: maximum share of the organiser's time for evaluations once the run is no longer
+    young."""
     witnesses: int = 1
     """Minimum number of peers that must say that they have no more decisions before a restarted organiser
     signs."""
@@ -137,22 +142,22 @@ MEASURING = 1 / 10
 """Share of a first-order run's example-forwards that measurements may take."""
 
 EVALUATIONS = 6
-"""Number of evaluations whose cost MEASURING must cover; if it does not, evaluations are made on fewer rows.
-Three evaluations are planned: of the base model, at the end, and one in between. The other half of the cost
-is for measuring contributions."""
+"""Number of evaluations that the share MEASURING must pay for. If it cannot pay for them, evaluations are
+made on fewer rows. Three of the six are planned evaluations: of the base model, at the end, and one in
+between. The cost of the other three is spent on measuring contributions."""
 
 LEAST_EVALUATED = 64
 """Minimum number of rows of an evaluation, whatever it costs. A result on fewer rows says nothing."""
 
 HEAD_PATIENCE = 12
-"""Number of rounds without a better evaluation after which a head is taken to improve no longer. With exact
-gradients of the same rows in every round the validation loss is not noisy: it falls and then rises. With a
-patience of 9 rounds the loss on AG News ended 0.003 higher."""
+"""Number of rounds without a better evaluation after which a first-order run of a head is taken to improve no
+longer. With exact gradients of the same rows in every round the validation loss is not noisy: it falls and
+then rises. With a patience of 9 rounds the loss on AG News ended 0.003 higher."""
 
 HEAD_EPOCH = 1.0
-"""Minimum length of a head's round, in seconds. As updates are nearly free, rounds would otherwise be very
-short. With this length, the longest run of a head reached its best model after 35 rounds, in less than a
-minute. People who join within that time should still find the run going on."""
+"""Minimum length of a round in a first-order run of a head, in seconds. As updates are nearly free, rounds
+would otherwise be very short. With this length, the longest run of a head reached its best model after 35
+rounds, in less than a minute. People who join within that time should still find the run going on."""
 
 
 def steps_of(manifest: Manifest, rate: int) -> Steps | None:
@@ -166,18 +171,18 @@ def steps_of(manifest: Manifest, rate: int) -> Steps | None:
 
 
 def is_wary(manifest: Manifest) -> bool:
-    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps: in
-    subspaces of more than FEW_DIMENSIONS dimensions, except for rewards, which change in leaps."""
+    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps. That is so
+    in subspaces of more than FEW_DIMENSIONS dimensions, except in reward runs: rewards change in leaps."""
     return manifest.dimensions > FEW_DIMENSIONS and not manifest.task.is_rewarded
 
 
 def policy_of(manifest: Manifest, settings: Settings) -> OrganiserPolicy:
     """Return the policy of an organiser.
 
-    Anyone may join, unless the settings or a private run say otherwise. Line searches find the rates if the
-    settings say so and the run has validation rows. Published bases are made anew every `renew_bases`
-    updates; if this setting is missing, only in zeroth-order reward runs. If the run has validation rows, a
-    guard may watch over it.
+    Anyone may join, unless the settings say otherwise or the run is private. Line searches find the rates if
+    the settings say so and the run has validation rows. Published bases are made anew every `renew_bases`
+    updates. Without this setting they are made anew only in zeroth-order reward runs. A guard watches over
+    the run if the settings say so and it has validation rows.
     """
     search, renew_bases = settings.search, settings.renew_bases
     data, numbers = manifest.data, manifest.training

@@ -1,25 +1,25 @@
 """The rules of an organiser, in their order. Each returns a decision to sign now, or None.
 
-A rule is a function of the state (`known`). It may also request a measurement or the making of bases or a
-checkpoint (`Knowledge.actions`), which others carry out.
+A rule is a function of the state (`known`). It may also request a measurement, new bases or a checkpoint from
+the node (`Knowledge.actions`).
 
 A close lists only updates that this node holds and that a peer is known to hold, too, so that they are not
-lost if this node is. A peer that lies about this does no harm as long as this node holds the updates. A close
-lists no more updates of a member than its quota, over all its feeds and labels, so that nobody fills an epoch
-with late work. The feed that has waited longest comes first. Updates that are left out wait for the next
-close.
+lost if this node is. A peer that lies about this does no harm as long as this node holds the updates. Over
+all feeds and labels of a member, a close lists no more updates than the member's quota, so that nobody fills
+an epoch with late work. The feed that has waited longest comes first. Updates that are left out wait for the
+next close.
 
 A seal counts everything that its close lists, except work with a verdict against it (`verdicts`). Its factor
 comes from the judge (`steps`) or from a line search (`searching`, which also sets the length of epochs). A
-later seal recounts skipped work if the judge says so, or once there is enough evidence for the member. The
-contribution of each feed is measured and signed first. The line search then goes along the work that is not
-skipped. If skipped work waits near the end of the run, an empty close comes before the close that reaches the
-budget. The seal of the empty close recounts the waiting work, with a factor from a search along it; no rate
-follows from that search.
+later seal recounts skipped work if the judge says so, or once there is enough evidence that its author is
+useful. Before a line search the contribution of each feed is measured, and the measurement is signed. The
+search then goes along the work that is not skipped. If skipped work waits near the end of the run, an empty
+close comes before the close that reaches the budget. The seal of the empty close recounts the waiting work,
+with a factor from a search along it; no rate follows from that search.
 
 Listed updates that are missing here are fetched from peers like all other updates. They are given up
 (`Amend`) if there have been peers for `OrganiserPolicy.amend_after` seconds, and none of the missing updates
-has come. A peer that claims to have them can only delay this.
+has come. A peer that falsely claims to have them can only delay the Amend.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ def _is_to_wait(known: Knowledge) -> bool:
 
 
 def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
-    """Return the seal of the oldest closed epoch once all its updates are held and its evaluation has ended
-    or taken too long; else None. Before the seal, return the decision on the epoch's oversized work, if
-    any."""
+    """Return the next seal, of the oldest closed epoch that has none, once all updates of this epoch are held
+    and its evaluation has ended or taken too long; else None. If the epoch has oversized work, return the
+    decision on that work first."""
     run_state, epoch, feeds = known.run_state, known.run_state.sealed, known.feeds
     chains = feeds.chains(run_state, epoch) if epoch < run_state.open_epoch else None
     if chains is None:

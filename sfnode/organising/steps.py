@@ -1,22 +1,24 @@
 """Judgements of seals; rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
 
-    rate            a round's, shared by the updates that count; falls with the budget left, except for heads
+    rate            the rate of a round, divided by the usual number of updates that count; falls as the
+                    budget is used up, except for heads
     factor          1; less if more updates of a round count than its rate was meant for
     unit            set so that the usual norm of members' updates is half of the limit
-    limit           the manifest's
+    limit           the manifest's `norm_limit`
 
 Updates that members make before they have heard of each other's updates are together one step, along a
 gradient of more rows. The step may go no further than one update alone, so a round of four nodes and a round
-of forty go equally far. In a run in which each update went as far as a step may, SmolLM2 diverged where the
-updates were six late (docs/research-log.md).
+of forty go equally far. In a run in which each update went as far as a step may, SmolLM2 diverged when each
+gradient was taken six updates before it was applied (docs/research-log.md).
 
-Units follow the norm of the gradient. They fall as far as it falls, and at most double in a round, as longer
-updates are cut. An update shorter than an eighth of the limit changes nothing (SPEC U11), and uses no budget.
-Rounds of such updates are closed nevertheless, so that their unit falls, by a factor of FALL at most. After
-IDLE_ROUNDS such rounds in a row nothing is left to learn, and the guard ends the run. The usual norm is the
-median over members whose work has counted, weighted by how much of it counted. Work that is too short to
-count has no weight. So only members who have made half of the counted work can change a unit. If they abuse
-this, honest updates are cut to a part of their length for some rounds.
+Units follow the norm of the gradient. They fall as far as the norm does. They at most double in a round:
+updates longer than the limit are cut to the limit, which is twice the usual norm. An update shorter than an
+eighth of the limit changes nothing (SPEC U11), and uses no budget. Rounds of such updates are closed
+nevertheless, so that the unit falls, by a factor of FALL at most. After IDLE_ROUNDS such rounds in a row
+nothing is left to learn, and the guard ends the run. The usual norm is the median over members whose work has
+counted, weighted by how much of it counted. Work that is too short to count has no weight. So only members
+who have made half of the counted work can change a unit. If they abuse this, honest updates are cut to a part
+of their length for some rounds.
 
 The judge of a seal is injected. The shipped judge counts everything, at the manifest's rate. The schedule of
 this module, a line search or a guard may replace its judgement.
@@ -37,7 +39,7 @@ from sfprotocol.quotas import USUAL_OF
 from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 RECOUNTS_PER_SEAL = 4096
-"""Maximum number of recounts in one seal; they take 40 kB. The next seal has the others."""
+"""Maximum number of recounts in one seal; they take 40 kB. Later seals have the other recounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Judgement:
 
 
 Judge = Callable[[RunState], Judgement]
-"""Function that judges the updates in the close of epoch `run_state.sealed`, once they are all held."""
+"""Function that judges the updates in the close of epoch `run_state.sealed`, once the node holds all of
+them."""
 
 
 def at_rate(rate: int) -> Judge:
@@ -71,22 +74,22 @@ def at_rate(rate: int) -> Judge:
 
 
 LEAST_RATE = 1 / 32
-"""Minimum rate, as a share of the first rate. A run whose seals come late or whose budget is raised then
-continues slowly instead of stopping."""
+"""Minimum rate, as a share of the first rate. With this minimum, a run whose seals come late or whose budget
+is raised continues slowly instead of stopping."""
 
 FALL = 8
-"""Maximum divisor of a unit from one round to the next. Updates count if they have at least a quarter of the
-usual norm. Shorter updates may be an accident, and say little about the usual gradient."""
+"""Maximum divisor of a unit from one round to the next. Updates with less than a quarter of the usual norm
+change nothing. A round of such updates may be an accident, and says little about the usual gradient."""
 
 IDLE_ROUNDS = 4
 """Number of consecutive rounds without an update that changes the weights after which nothing is taken to be
-left to learn. A label's unit is fixed before the previous round is sealed, so units have fallen twice by
-then, each time by a factor of FALL."""
+left to learn. The unit of a round is fixed before the previous round is sealed, so units have fallen twice
+after these rounds, each time by a factor of FALL."""
 
 
 IDLE_DRAWN = 16
-"""The same number for a run whose answers are drawn, as with rewards. If one answer of 200 is right, two of
-five rounds with six updates have no right answer."""
+"""IDLE_ROUNDS for a run whose answers are drawn, as in a reward run. If one answer of 200 is right, two of
+five rounds with six updates of 32 answers have no right answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,8 @@ class Steps:
     def judged(
         self, run_state: RunState, judgement: Judgement, norms: Mapping[int, float], counts: int
     ) -> Judgement:
-        """Return the judgement on the oldest epoch without a seal, with its factor, and with the rate and
-        unit of the coming labels.
+        """Return the judgement on the oldest epoch without a seal, with its factor, and with the rate and the
+        unit that apply from the coming epoch on.
 
         `norms`: norms of the updates of those members whose work the epoch's close lists and its seal does
         not skip (`feeds.HeldFeeds.norms`). `counts`: number of these updates that change the weights.
@@ -155,8 +158,8 @@ class Steps:
 
 def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
     """Return the usual norm of an update: the median of `norms`, weighted with how much of each member's work
-    counted in the last round in which any work did. None if members with more than half of that work are
-    absent."""
+    counted in the last round in which any work did. None if `norms` lacks the members who made more than half
+    of that work."""
     telling = next(counted_rounds(run_state), None) or dict.fromkeys(norms, 1)
     told = sorted((norm, telling[member]) for member, norm in norms.items() if member in telling)
     half = sum(telling.values()) / 2
@@ -178,8 +181,8 @@ def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
 
 
 def idle_rounds(run_state: RunState) -> int:
-    """Return the number of sealed rounds at the end of the run so far with only updates that change nothing.
-    For a zeroth-order run return 0, as a scalar of 0 says nothing about how much is left to learn."""
+    """Return the number of consecutive latest sealed rounds in which no update changes the weights. For a
+    zeroth-order run return 0, as a scalar of 0 says nothing about how much is left to learn."""
     if not run_state.rate_from(0).limit:
         return 0
     idle = 0
@@ -191,9 +194,9 @@ def idle_rounds(run_state: RunState) -> int:
 
 
 def may_be_idle(run_state: RunState, members: set[int], most: int) -> bool:
-    """Return whether a round of these members may be closed although its updates change nothing. The members
-    must have made half of the work in the last round that counted, and fewer than `most` such rounds may
-    precede."""
+    """Return whether a round of these members may be closed although its updates change nothing. These
+    members must have made half of the work in the last round that counted. Fewer than `most` rounds that
+    change nothing may precede directly."""
     telling = next(counted_rounds(run_state), Counter[int]())
     there = sum(weight for member, weight in telling.items() if member in members)
     return 2 * there >= sum(telling.values()) and idle_rounds(run_state) < most

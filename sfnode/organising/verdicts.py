@@ -24,11 +24,12 @@ from sfprotocol.run_state import NEVER, RunState
 
 Brings = Callable[[int, int, RunState, range], bool]
 """Function of (feed number, epoch, run state, labels) that returns whether the close of the epoch lists
-updates of the feed with one of the labels."""
+updates of the feed that are labelled with one of the epochs `labels`."""
 
 
 class Verdicts:
-    """Verdicts on a run's members, which follow from its decisions, and their consequences."""
+    """Verdicts on the work of a run's members, and the decisions that follow from these verdicts. All
+    verdicts follow from the decisions in the control feed."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Verdicts:
     def on(
         self, feed: int, epoch: int, run_state: RunState, brings: Brings, judgement: Judgement
     ) -> Uncounted | None:
-        """Return why the seal of an epoch leaves a feed out; None if it counts."""
+        """Return why the seal of an epoch leaves out a feed's work; None if the work counts."""
         known, member = Recount(feed, epoch), feed // INCARNATIONS
         if feed in judgement.skipped:
             return Uncounted.JUDGE
@@ -127,10 +128,10 @@ class Verdicts:
     ) -> tuple[Recount, ...]:
         """Return the skipped work that the next seal recounts.
 
-        This is the work that the judge recounts, and work of members with enough evidence from epochs whose
-        rate was at most `rate`. `last`: the run is about to end, and less evidence is enough. Work stays
-        skipped if it may have been made after its member was revoked, if it would evidently do harm, if the
-        guard has taken it back, or if its member often makes oversized work.
+        The seal recounts the work that the judge recounts, and the work of members with enough evidence from
+        epochs with a rate of at most `rate`. `last`: the run is about to end, and less evidence is enough.
+        Work stays skipped if it may have been made after its member was revoked, if it would evidently do
+        harm, if the guard has taken it back, or if its member often makes oversized work.
         """
         found = [recount for recount in sorted(judgement.recounted) if run_state.is_skipped(recount)]
         known = self.evidence.members.items() if self._judged else ()
@@ -151,7 +152,7 @@ class Verdicts:
 
     def sanction(self, run_state: RunState) -> Decision | None:
         """Return the next decision to sign: measurements first, then revocations of members who evidently do
-        harm. None if there is none."""
+        harm. Return None if nothing waits to be signed."""
         if self.worths:
             return self.worths.pop(0)
         harmful = self.evidence.harmful - self._sanctioned if self._revokes else ()

@@ -1,4 +1,4 @@
-"""The node as its organiser reads it: decisions and peers from the machine, updates from the log.
+"""The node as its organiser reads it: decisions and peers from the protocol machine, updates from the log.
 
 All methods are synchronous and change nothing.
 """
@@ -22,7 +22,8 @@ from sfprotocol.signing import extend
 
 
 class Boundary(NamedTuple):
-    """A step of a feed at which a close may stop. All updates since the previous boundary have one label."""
+    """A step of a feed at which a close may stop. All updates since the previous boundary are labelled with
+    one epoch."""
 
     stop: int
     label: int
@@ -30,11 +31,11 @@ class Boundary(NamedTuple):
     """Chain hash after `stop` updates."""
     squares: int = 0
     """Sum of the squared scalars since the previous boundary. An update adds at most the square of its
-    label's limit."""
+    epoch's limit."""
     zeros: int = 0
     """Number of updates since the previous boundary that do not change the weights."""
     unit: int = UNIT_ONE
-    """Unit of the scalars since the previous boundary, in units of 2^-16 of scalar_delta (SPEC U11)."""
+    """Value of a scalar of 1 since the previous boundary, in units of 2^-16 of scalar_delta (SPEC U11)."""
 
 
 class Log(Protocol):

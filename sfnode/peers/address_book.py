@@ -20,17 +20,17 @@ MAX_BOOK = 64
 times the number of a node's links."""
 
 MAX_MET = 32
-"""Maximum number of peers whose links were of use lately, and which strangers in the roster therefore cannot
-displace."""
+"""Maximum number of peers that are remembered because their links were of use. Strangers in the roster cannot
+displace these peers."""
 
 BACKOFF_FIRST, BACKOFF_MOST = 2.0, 120.0
 """First and maximum pause, in seconds, before an unreachable peer is dialled again. The pause doubles each
 time."""
 
 BACKOFF_MOST_GIVEN = 10.0
-"""Maximum pause, in seconds, before an unreachable peer that the user gave is dialled again. While strangers
-take every free place for links, a node must ask often, and only the peers that the user gave certainly lead
-out of such a siege."""
+"""Maximum pause, in seconds, before an unreachable peer that the user gave is dialled again. Attackers may
+occupy every free place for a link. Then a node must dial often, and only the peers that the user gave surely
+lead to honest nodes."""
 
 FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
 """First and maximum time, in seconds, for which a peer that broke a rule gets no link in either direction.
@@ -38,8 +38,9 @@ The time doubles with each fault. A new id costs nothing, but the refusal stops 
 back, and makes an attacker begin anew each time."""
 
 FAULT_MEMORY = 3_600.0
-"""Time, in seconds, after the end of such a refusal within which another fault counts as a repetition. A
-useful link clears the peer's faults before that."""
+"""Time, in seconds, for which a peer's faults are remembered after its refusal has ended. Another fault
+within that time counts as a repetition, so that the next refusal is longer. A useful link clears the faults
+earlier."""
 
 MAX_FAULTS = 256
 """Maximum number of peers whose faults are remembered (40 KiB). When there are more, the faults of the peer
@@ -194,8 +195,9 @@ class AddressBook:
     # -- peers that broke a rule -------------------------------------------------------------------
 
     def was_mute(self, peer: str, now: float) -> None:
-        """Note that the peer sent nothing of use. A stranger gets no link for a while. A trusted peer may be
-        suspended, and must get a link when it comes back; so only our next dial waits."""
+        """Note that the peer sent nothing of use. A stranger gets no link for a while. The machine of a
+        trusted peer may be suspended, and must get a link when it wakes up. So for a trusted peer only our
+        next dial waits."""
         if self.trusted(peer):
             self.failed(peer, now)
         else:
@@ -217,12 +219,12 @@ class AddressBook:
     # -- bootstrapping -----------------------------------------------------------------------------
 
     def sample(self, count: int) -> list[str]:
-        """Return one address each of at most `count` peers through which to find others, first of those that
-        the user gave."""
+        """Return one address each of at most `count` peers through which to find others. Peers that the user
+        gave come first."""
         return self._sample(self._entries, count)
 
     def nodes(self, count: int) -> list[str]:
-        """Like `sample`, but without peers that are known to be no nodes."""
+        """Return addresses as `sample` does, but without plain peers, which do not run sfnode."""
         return self._sample((peer for peer, entry in self._entries.items() if not entry.plain), count)
 
     def _sample(self, peers: Iterable[str], count: int) -> list[str]:
@@ -231,7 +233,7 @@ class AddressBook:
 
     def due_for_bootstrap(self, now: float, linked: Collection[str], count: int) -> list[str]:
         """Return one address each of at most `count` peers to bootstrap from now. Only given or remembered
-        peers that are not `linked` are returned, first those that the user gave."""
+        peers that are not `linked` are returned. Peers that the user gave come first."""
         waiting = [
             peer
             for peer, entry in self._entries.items()
@@ -261,7 +263,7 @@ class AddressBook:
 
     def worth_keeping(self, linked: Collection[str]) -> list[str]:
         """Return the addresses of at most MAX_BOOK peers for the next start: neighbours, then trusted peers,
-        then others. In the result, peers that are no nodes come last, as invitations take the first ones."""
+        then others. In the result, plain peers come last, because invitations take the first peers."""
         order = sorted(
             self._entries, key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p)
         )

@@ -1,8 +1,9 @@
-"""Current contacts of a run on a web server: the file `run.json`, which links may name by its URL (SPEC N6).
+"""Current contacts of a run on a web server: the file `run.json`, which invitation links may name by its URL
+(SPEC N6).
 
-A link does not change, but the addresses of peers do. So organisers put this file on a web server; `sfnode
-invite --run-json` and `sfnode publish page` write it. It is not signed: a reader takes only addresses from
-it, and refuses every peer that does not have the same run as the link.
+An invitation link does not change, but the addresses of peers do. So organisers put this file on a web
+server; `sfnode invite --run-json` and `sfnode publish page` write it. It is not signed: a reader takes only
+addresses from it, and refuses every peer whose run is not that of the link.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def read(data: bytes, url: str) -> Invitation:
 
 
 def naming(link: str, url: str) -> str:
-    """Return `link` with `url`, the address of its page, added."""
+    """Return the invitation link `link` with `url`, the address of the run's page, added."""
     return invitation.write(replace(invitation.read(link), url=url))
 
 

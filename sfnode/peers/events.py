@@ -21,7 +21,7 @@ class Presence(Enum):
     AWAY = "away"
     """The node has no links and contacts nobody, until it is OPEN again."""
     LEAVING = "leaving"
-    """The node opens and accepts no more links, and keeps its present ones. No other state follows."""
+    """The node keeps its present links until it ends, and neither opens nor accepts further links."""
 
 
 class Reason(Enum):
@@ -45,7 +45,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class LinkCount:
-    """Counts of one link since it was opened."""
+    """Facts about one link since it was opened."""
 
     link: LinkId
     heard: bool
@@ -54,13 +54,13 @@ class LinkCount:
     """Number of updates that this link was the first to bring; None while the machine does not know the
     link."""
     blank: bool = True
-    """Whether the peer has shown nothing so far. Ignored while `useful` is None."""
+    """Whether the peer has neither claimed nor taken any update so far. Ignored while `useful` is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The present state of the links and the node. The host sends it before every event whose outcome may
-    depend on it."""
+    depend on that state."""
 
     links: tuple[LinkCount, ...]
     addresses: tuple[str, ...]
@@ -69,7 +69,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """This node or the peer has opened a link. The answer is Carry or Close."""
+    """This node or the peer has opened a link. The manager answers with Carry or Close."""
 
     link: LinkId
     peer: str
@@ -138,12 +138,13 @@ class PeerFaulted:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The transport was broken and works again. For each earlier link LinkEnded has come or will come."""
+    """The transport was broken and works again. For each link that was open before, a LinkEnded has come or
+    will come."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresenceChanged:
-    """The node's owner, or its shutdown, has changed whether the node takes part in the network."""
+    """The owner, or the node's shutdown, has changed whether the node takes part in the network."""
 
     presence: Presence
 

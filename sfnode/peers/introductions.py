@@ -28,7 +28,8 @@ GRACE = 0.5
 """Time, in seconds, for the other peers to answer after the first usable manifest has come."""
 
 ASKED = 16
-"""Number of nodes of a roster that are asked at a time. Most records of a roster may be invented."""
+"""Number of nodes of a roster that are asked at the same time: several, because most records of a roster may
+be invented."""
 
 ASK_DEADLINE = 10.0
 """Deadline, in seconds, for dialling one node and receiving its manifest."""
@@ -38,7 +39,7 @@ FIRST, MOST = 2.0, 30.0
 pause doubles each time."""
 
 REMIND = 60.0
-"""Seconds between two log messages that the node waits."""
+"""Seconds between two log messages which say that the node still waits."""
 
 
 async def ask_manifest(transport: Transport, address: str) -> bytes:
@@ -57,7 +58,7 @@ class PeerAnswer(NamedTuple):
     manifest: bytes | None = None
     """The manifest that the peer sent, unparsed; None if it sent none."""
     plain: bool = False
-    """Whether the peer is one of Hivemind's DHT and no node."""
+    """Whether the peer belongs to Hivemind's DHT but does not run sfnode."""
     reason: str = ""
     """The reason why `manifest` is missing; empty if there is a manifest."""
 
@@ -114,7 +115,7 @@ def _whole(run_id: str, plain: Sequence[str]) -> bytes:
 
 
 def _chosen(answers: Sequence[PeerAnswer]) -> Manifest:
-    """Return the first usable manifest. Raises UserError as `run_of`."""
+    """Return the first usable manifest. Raises UserError as `run_of` does."""
     unusable: UserError | None = None
     for answer in answers:
         try:
@@ -137,8 +138,8 @@ def _read(manifest: bytes, source: str) -> Manifest:
 
 
 async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[PeerAnswer]:
-    """Return the answers of all peers, GRACE seconds after the first usable manifest or as soon as all have
-    answered."""
+    """Ask all peers, and return their answers: when all have answered, but at most GRACE seconds after the
+    first usable manifest."""
     asking = [asyncio.create_task(_ask(transport, address)) for address in addresses]
     try:
         for done in asyncio.as_completed(asking):

@@ -54,7 +54,7 @@ def compose(
 
 
 def invite(manifest: Manifest, said: Invitation) -> InviteResult:
-    """Return an invitation to the run as a link and in its parts."""
+    """Return an invitation to the run, as a link and as separate fields."""
     # this import is a third of what `sfnode join` loads before its first line
     from sfnode.schema.results import InviteResult
 

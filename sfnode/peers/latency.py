@@ -1,4 +1,4 @@
-"""Measures the latency of neighbours and asks for their origins, only while somebody looks at them.
+"""Measures the latency of neighbours and asks for their origins, but only while a view of them is open.
 
 Neither the protocol nor libp2p's daemon reports round trips. So each neighbour gets an echo request on a
 separate stream of the existing connection. The latency is the time until the response, including the opening
@@ -20,7 +20,7 @@ ECHO = b"\xc0"
 """The echo request, and the beginning of its response (SPEC L6)."""
 
 ORIGIN_BYTES, SIGNATURE_BYTES = 32, 64
-"""Lengths, in bytes, of the two parts of an introduction."""
+"""Lengths, in bytes, of the origin and of the signature in an introduction."""
 
 INTERVAL = 10.0
 """Minimum time, in seconds, between two echo requests to one neighbour."""
@@ -46,14 +46,14 @@ class NeighbourLatencies:
         return self._found.get(peer)
 
     def origin(self, peer: str) -> bytes | None:
-        """Return the origin that signed that the peer is its node; None if the peer sent no such
-        signature."""
+        """Return the peer's origin, as proven by that origin's signature; None if the peer has sent no such
+        proof."""
         return self._origins.get(peer)
 
     def look(self, addresses: dict[str, str]) -> None:
         """Measure neighbours that were not measured within INTERVAL; `addresses` has one address for each.
 
-        Does nothing after `stop`: viewers may request the view of a node until the node ends.
+        Does nothing after `stop`, because views may still call it while the node ends.
         """
         if self._stopped:
             return

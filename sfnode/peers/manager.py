@@ -1,8 +1,8 @@
 """Makes every decision about peers: whom to dial and let in, when to announce, search, bootstrap and probe.
 
 Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
-an argument (seconds of any monotonic clock), randomness is injected, and nothing here opens, waits or logs.
-`node.peering` carries the actions out, in the simulator, too.
+an argument (seconds of any monotonic clock), randomness is injected, and nothing here opens links, waits or
+logs. `node.peering` carries the actions out, in the simulator, too.
 
 Theory of operation. A node that is OPEN does five jobs, each when its own deadline comes:
 
@@ -60,8 +60,8 @@ BOOTSTRAPS_BESIDE = 2
 """Number of peers from which a node with links bootstraps at a time: fewer, as it is in no hurry."""
 
 RACE_WINDOW = 2 * CONNECT_DEADLINE
-"""Maximum time, in seconds, between the openings of two links of the same two peers for which both peers
-count as having dialled at once."""
+"""Maximum time, in seconds, between the openings of two links for which the two peers count as having dialled
+each other at once. A second link that is opened later replaces the first."""
 
 SHORT_LIVED = 10.0
 """Minimum duration, in seconds, of a link that counts as useful. A link that ends sooner counts as failed:
@@ -111,7 +111,8 @@ class _Neighbour:
     useful: float = 0.0
     """Number of updates that the link was the first to bring; older updates count less."""
     counted: int = 0
-    """The machine's count of these updates, undiminished, when `useful` was last computed."""
+    """Number of updates, old and new alike, that the link had been the first to bring when `useful` was last
+    computed."""
     counted_at: float = 0.0
 
     def standing(self) -> LinkFacts:
@@ -135,9 +136,10 @@ class PeerManager:
         self._neighbours: dict[str, _Neighbour] = {}
         self._dialling: dict[str, None] = {}
         self._bootstrapping: dict[str, None] = {}
-        """Peers of the present round of bootstrap attempts that have not answered yet."""
+        """Peers from which the bootstrap job under way has tried to bootstrap, and that have not answered
+        yet."""
         self._until_one = False
-        """Whether the present round ends with the first answer."""
+        """Whether the bootstrap job under way ends with the first answer."""
         self._announcing, self._finding, self._round = RecurringJob(), RecurringJob(), RecurringJob()
         self._checked_at = _ALWAYS
         self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # so that nodes started together differ
@@ -173,8 +175,8 @@ class PeerManager:
             (self._find_due, self._find),
             (lambda: self._round.due(self._lonely_interval()), self._bootstrap),
         )
-        """Jobs of an OPEN node, each with the function of its due time. Jobs that may make other jobs due
-        come first."""
+        """Jobs of an OPEN node: pairs of a function that returns the due time and a function that begins the
+        job. Jobs that may make other jobs due come first."""
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class PeerManager:
 
     @property
     def wanting(self) -> bool:
-        """Whether links are missing."""
+        """Whether the node has fewer links than it should have."""
         return selection.missing(self.standings()) > 0
 
     @property
@@ -337,7 +339,8 @@ class PeerManager:
             self._check(now)
 
     def _check(self, now: float) -> None:
-        """Drop mute peers, dial peers for missing links, and store the address book."""
+        """Drop peers that send nothing of use, dial peers while links are missing, and store the address
+        book."""
         if self.presence is not events.Presence.OPEN:
             return
         for peer in selection.whom_to_let_go(self.standings(), self._dialling, self.book, now):
@@ -367,8 +370,8 @@ class PeerManager:
         return self._announcing.due(ANNOUNCE_INTERVAL if settled else self._lonely_interval())
 
     def _lonely_interval(self) -> float:
-        """Return the interval between jobs of a node with too few links. It grows for a node without links in
-        a DHT of strangers, where no other node may come for days."""
+        """Return the interval between jobs of a node with too few links. The interval grows for a node that
+        has no links and whose given peers do not run sfnode: another node may come only after days."""
         if self._neighbours or not self.book.plain_only:
             return LONELY_INTERVAL
         return self._backed_off()
@@ -386,8 +389,8 @@ class PeerManager:
         self._announced = event.addresses if self._neighbours else ()
 
     def _find_due(self) -> float:
-        """Return the time at which a search is due. The interval grows while the roster has only neighbours,
-        because a search costs kilobytes, and in a small swarm links are always missing."""
+        """Return the time at which a search is due. In a small swarm links are always missing, and each
+        search costs kilobytes. So the interval grows while the roster has nobody but neighbours."""
         if not self._rostered:
             return _NEVER
         return self._finding.due(self._backed_off() if self.wanting else FIND_INTERVAL)
@@ -407,8 +410,8 @@ class PeerManager:
     # -- bootstrapping and probes ------------------------------------------------------------------
 
     def _bootstrap(self, now: float) -> None:
-        """Begin a round of bootstrap attempts. A node without links tries any peers. A node with links tries
-        given or remembered peers that are not neighbours, in every round."""
+        """Begin the bootstrap job: several attempts at once. A node without links tries any peers, until one
+        answers. A node with links tries given or remembered peers that are not neighbours."""
         self._until_one = not self._neighbours
         if self._until_one:
             addresses = self.book.sample(BOOTSTRAPS_ALONE)
@@ -492,7 +495,7 @@ def _first_word_due(neighbour: _Neighbour) -> float:
 
 
 def _count(neighbour: _Neighbour, count: events.LinkCount, now: float) -> None:
-    """Add the updates counted since the last call to the neighbour's `useful`."""
+    """Add to the neighbour's `useful` the updates that were counted since the previous call."""
     neighbour.heard = neighbour.heard or count.heard
     elapsed, neighbour.counted_at = now - neighbour.counted_at, now
     neighbour.useful = selection.decayed(neighbour.useful, elapsed)

@@ -51,10 +51,10 @@ SETTLE_TIME = 30.0
 bounds the rate at which newcomers of a flood replace one another."""
 
 BLANK_TIME = 5.0
-"""Time, in seconds, after which a peer that has shown nothing may be given up. By then a full Summary should
-have arrived, in which every participant has something to report. A stranger that is given up is then refused
-for a while. So mute peers may take every free place at once but cannot keep it, and each honest peer that
-gets a link stays."""
+"""Time, in seconds, after which a peer that has neither claimed nor taken any update may be given up. By then
+a full Summary should have arrived, in which every honest peer has something to report. A stranger that is
+given up is then refused for a while. So mute peers may take every free place at once but cannot keep it, and
+each honest peer that gets a link stays."""
 
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3
@@ -78,7 +78,7 @@ class LinkFacts(NamedTuple):
     useful: float = 0.0
     """Number of updates that the link was the first to bring. Older updates count less (see `decayed`)."""
     blank: bool = False
-    """Whether the peer has shown nothing so far."""
+    """Whether the peer has neither claimed nor taken any update so far."""
 
 
 class InboundVerdict(NamedTuple):
@@ -149,8 +149,9 @@ def whom_to_give_up(links: Sequence[LinkFacts], now: float) -> str | None:
 def whom_to_let_go(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
-    """Return the peers of our own choice that have shown nothing for BLANK_TIME. MIN_OUTBOUND links of our
-    own choice are kept, even with mute peers, unless there are peers to dial instead."""
+    """Return the peers of our own choice to give up as mute: for BLANK_TIME they have neither claimed nor
+    taken any update. MIN_OUTBOUND links of our own choice are kept, unless there are peers to dial
+    instead."""
     mute = [link.peer for link in links if link.outbound and _stale(link, now)]
     if not mute:
         return []
@@ -238,9 +239,9 @@ def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]
 
 
 def _replaceable(links: Sequence[LinkFacts], now: float) -> InboundVerdict:
-    """Return the verdict on a newcomer for which there is no free place. It replaces the inbound link of a
-    mute peer, or else the least useful inbound link that is not protected. Without such a link the newcomer
-    is refused."""
+    """Return the verdict on a newcomer for which there is no free place. The newcomer replaces the inbound
+    link of a peer that has shown no updates within BLANK_TIME, or else the least useful inbound link that is
+    not protected. Without such a link the newcomer is refused."""
     blank = [link.peer for link in links if not link.outbound and _stale(link, now)]
     if blank:
         return InboundVerdict(True, blank[0])

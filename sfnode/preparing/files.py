@@ -58,7 +58,7 @@ def all_or_nothing() -> Iterator[Note]:
 
 
 def unnoted(_file: Path) -> None:
-    """Do nothing."""
+    """Do nothing. This `Note` is for callers that remove no files after a failure."""
 
 
 def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnoted) -> tuple[Path, int]:
@@ -86,8 +86,8 @@ def require_shareable(given: Mapping[str, Any]) -> None:
 def take_rows(
     given: dict[str, Any], plan: Plan | None, folder: Path, note: Note, examine: Examine
 ) -> list[str]:
-    """Write rows to new files in a folder: the rows that fit the task, if others are left out, and the
-    held-out rows. Enter these files in `given`. Return messages for the user.
+    """Write rows to new files in a folder: the held-out rows, and the rows that fit the task, if rows that do
+    not fit are left out. Enter these files in `given`. Return messages for the user.
 
     All nodes then read the same rows, even if different nodes would reject different rows. Raises UserError
     as `dataset.load_rows`, DISK_FULL, DATA_DIR_UNUSABLE.
@@ -127,7 +127,7 @@ def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Note, examine: Exa
 
 
 def write_rows(rows: Sequence[Row], task: Task, folder: Path, name: str, note: Note = unnoted) -> Path:
-    """Write the fields of rows that a task reads to a new file in a folder, and return the file.
+    """Write rows to a new file in a folder, with only the fields that a task reads. Return the file.
 
     Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
     """

@@ -48,7 +48,7 @@ from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import stream
 
 WHITENED_ROWS = 1024
-"""Maximum number of rows whose states are computed. They are kept for the nodes on this machine
+"""Maximum number of rows whose states are computed. The states are kept for the nodes on this machine
 (`kept_states`)."""
 
 VALIDATING = 1 / 5
@@ -60,18 +60,18 @@ and along which gradients vary equally. SmolLM2 learns AG News and SST-2 with 2/
 of it. No single rate, and no single gain, suits both data sets (docs/research-log.md)."""
 
 REWARD_STEP = 0.5
-"""Length of the first step of a body in a reward run, whose gradients have far more noise; otherwise as STEP.
-The built-in model for sums ends best with 0.3 and 0.5, and is ruined by 1. SmolLM2 learns to follow orders
-with 0.5 and 0.75 (docs/research-log.md)."""
+"""Length of the first step of a body in a reward run, whose gradients have far more noise. It is measured in
+the same coordinates as STEP. The built-in model for sums ends best with 0.3 and 0.5, and is ruined by 1.
+SmolLM2 learns to follow orders with 0.5 and 0.75 (docs/research-log.md)."""
 
 USUAL_BATCHES, REWARDED_BATCHES = 32, 8
-"""Number of mini-batches whose gradients give the usual norm (their median) and the second moments (their
-mean): USUAL_BATCHES, or REWARDED_BATCHES in reward runs. Reward runs have fewer, because answers are written
-for each mini-batch."""
+"""Number of mini-batches of which the usual norm of a gradient (the median) and the second moments of
+gradients (the mean) are measured: USUAL_BATCHES, or REWARDED_BATCHES in reward runs. Reward runs have fewer,
+because answers are written for each mini-batch."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
-"""Target root mean square of a usual update's scalars, keyed by their number of bits. The largest 8-bit
-scalar is 16 times as large as the target."""
+"""Target root mean square of a usual update's scalars, keyed by the number of bits of a scalar. The largest
+8-bit scalar is 16 times as large as the target."""
 
 LIMIT = 2
 """Maximum norm of an update (`norm_limit`), as a multiple of a usual update's norm."""
@@ -81,7 +81,8 @@ IDENTITY = 64
 """Diagonal entries of a head's U. All others are 0, so each output has its own coordinate."""
 
 ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
-"""Placeholders for measured values while the given ones are checked."""
+"""Placeholders for hyperparameters that are measured later. With them the given hyperparameters are
+checked."""
 
 
 def _cost(manifest: Manifest) -> int:
@@ -314,13 +315,13 @@ def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
 
 
 MOST_RATE = 2.0
-"""Maximum rate of a round's mean gradient. The largest curvature is a half. So rates above 4 may diverge;
-with gradients that are one round late, rates above 2 may."""
+"""Maximum rate of a round's mean gradient. The largest curvature is a half. So training may diverge at rates
+above 4, or at rates above 2 if gradients are one round late."""
 
 STRENGTHS = (10.0, 3.0, 1.0)
-"""Strengths of regularisation that are tried, for features of variance 1. Runs with 30 took longer and learnt
-no more. Strengths below 1 gain little on validation rows, and lose far more on rows of another kind
-(docs/research-log.md)."""
+"""Strengths of regularisation that are tried, for features of variance 1. Runs with a strength of 30 took
+longer and learnt no more. Strengths below 1 gain little on validation rows, and lose far more on rows of
+another kind (docs/research-log.md)."""
 
 ROUNDS = 64
 """Maximum number of rounds that are simulated to find the least validation loss."""
@@ -330,13 +331,13 @@ LEAST_SPREAD = 1e-3
 carries no information."""
 
 DAMPING = 1e-2
-"""Share of a feature's second moment that is added to it while its rounding error is passed on to other
-features. Without it at least as many rows as features would be needed."""
+"""Share of each feature's second moment by which this moment is enlarged while rounding errors are passed on
+to other features. Without this damping at least as many rows as features would be needed."""
 
 DULL = 0.03
 """Amount that is added to the body's second moments in every direction, as a share of the mean square of all
-cells' gradients. Without it steps would be longest in directions in which gradients show nothing. A run
-learns less with 0.3 than with 0.03, and a little less with 0.1."""
+cells' gradients. Without this amount steps would be longest in directions in which gradients are nearly 0. A
+run learns less with 0.3 than with 0.03, and a little less with 0.1."""
 
 
 def whitening(public: Known, validating: Known, columns: int) -> tuple[making_bases.I8, float]:
@@ -344,9 +345,9 @@ def whitening(public: Known, validating: Known, columns: int) -> tuple[making_ba
     the validating rows' loss most within ROUNDS rounds. Also return the value of an entry of 1, a power of
     two.
 
-    A lower strength is taken only if it lowers the loss by more than one standard error: on AG News the test
-    rows lost as much by a smaller gain as the validating rows gained. The computation takes about features^3
-    operations.
+    A lower strength is taken only if it lowers the loss by more than one standard error. On AG News a lower
+    strength with a smaller gain lost as much on the test rows as it gained on the validating rows. The
+    computation takes about features^3 operations.
     """
     x = public.states.double().cpu()
     spread = x.std(0, correction=0)

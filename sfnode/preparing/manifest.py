@@ -40,24 +40,24 @@ from sfnode.tasks.public_files import typed
 from sfprotocol.messages import MAX_UPDATE_BYTES, OLDEST_VERSION
 
 HUB_TASK = "sst2"
-"""Task for a model that is not built in: a small task that every language model can learn."""
+"""Default task for a model that is not built in: a small task that every language model can learn."""
 
 SUBSPACES = 16
 """Approximate number of subspaces of an organised run, unless its options say otherwise. Each has a core in
 every node's memory and in every checkpoint (0.6 MB for OPT-125M's shape), and is a term of every rebuilt
-weight. With one subspace for each of 1,000 epochs a first step would take minutes."""
+weight. With one subspace for each of 1,000 epochs a node would need minutes before its first step."""
 
 QUOTA_EPOCHS = 4
 """Default quota of a feed's updates with one epoch label, as a multiple of an epoch's updates. A trainer that
 fills an epoch alone can then train for three more epochs while the organiser is away."""
 
 VALIDATION_ROWS = 256
-"""Default number of training rows that are withheld, on which an organiser judges updates. Measurements on
-256 rows vary by 3 points."""
+"""Default number of training rows that are withheld, on which an organiser judges updates. An accuracy on 256
+rows has a standard error of 3 points."""
 
 MOST_WITHHELD = 1 / 5
-"""Maximum share of the training data that is withheld for validation by default. Data on the hub are not
-counted: data sets there have thousands of rows."""
+"""Maximum share of the training data that is withheld for validation by default. Data on the hub have no such
+bound: data sets there have thousands of rows."""
 
 HEAD = Selection(modules=("score",))
 """Layers that a run of a head trains: the head that transformers adds to a causal model as a classifier."""
@@ -72,15 +72,16 @@ others."""
 
 IN_WORDS_TRAINING = Training(group=8, batch_size=8)
 """Default hyperparameters of a zeroth-order run that learns answers in words (docs/research-log.md). An
-update takes as many forward passes as an update on 4 rows at two points, and learns more."""
+update on 8 rows at one point takes as many forward passes as an update on 4 rows at two points, and learns
+more."""
 
 FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
 """Default hyperparameters of a first-order run of the body's last blocks (docs/research-log.md)."""
 
 FIRST_ORDER_REWARDS = FIRST_ORDER.model_copy(update={"update_budget": 96})
 """Default hyperparameters of a first-order reward run, where an update takes 32 written answers. Models that
-come with sfnode write thousands of answers per second, and take FIRST_ORDER's budget instead. More updates
-then share a round, with less noise (docs/research-log.md)."""
+come with sfnode write thousands of answers per second, so their runs have FIRST_ORDER's budget instead. A
+round then has more updates, and less noise (docs/research-log.md)."""
 
 FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
 """Default hyperparameters of a first-order run of a head, in whitened coordinates. A node keeps the states of
@@ -105,17 +106,17 @@ REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
 prompt."""
 
 PROMPT_TOKENS = 768
-"""Maximum tokens of a prompt in a reward run, unless the model has fewer positions."""
+"""Maximum tokens of a prompt in a reward run, unless the model can read fewer."""
 
 HEAD_PARTS = 4
 """Number of parts of a head's first-order round; the quota of each member is one part of the round's updates.
-A part is a single update unless the budget is larger. An update is measured on all rows of its node, so a
-second update at the same weights adds nothing. With parts eight times as large, a run of 64 rounds ended
-after 16."""
+With the default budget a part is a single update. An update is measured on all rows of its node, so a second
+update at the same weights adds nothing. With parts eight times as large, a run that was to have 64 rounds
+ended after 16."""
 
 IN_WORDS_ROUNDS = 8
 """Default number of rounds of a zeroth-order run that learns answers in words or by rewards. An organiser may
-close rounds later."""
+close rounds with more updates, so that the run has fewer rounds."""
 
 HEAD_ROWS = 4_096
 """Default maximum number of rows to train a head on, as each must go through the model once first. A linear
@@ -133,7 +134,7 @@ WITHOUT_GRADIENTS = {
     "estimator": "zeroth-order",
     **{name: Training.model_fields[name].default for name in ("norm_limit", "basis", "bases", "scalar_bits")},
 }
-"""Zeroth-order hyperparameters with which a first-order run is measured until it has its own."""
+"""Zeroth-order hyperparameters that a first-order run has while its own hyperparameters are measured."""
 
 TASK_FIELDS = tuple(name for name in Task.model_fields if name != "prior")
 """Fields of a task that are options; a prior is measured."""
@@ -142,7 +143,7 @@ SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"
 """Options that select trained layers other than a head."""
 
 REMEASURED = SELECTION | {"rank", "loss", "group"}
-"""Options that make it necessary to measure a forked run's hyperparameters anew. A change of bases does so,
+"""Options that make it necessary to measure a forked run's hyperparameters anew. New bases make it necessary,
 too."""
 
 _STEP = {"epsilon", "epsilons", "learning_rate", "scalar_delta", "scalar_limit"}
@@ -151,8 +152,8 @@ _SUITED = {"rank", "basis", "bases", "features"} | _STEP
 
 def unsuited(old: Training) -> dict[str, Any]:
     """Return the default values of hyperparameters that a forked run cannot keep, keyed by name. If the
-    parent trains a head, whose updates cost next to nothing, they include the numbers of updates and of
-    rows."""
+    parent trains a head, whose updates cost next to nothing, the numbers of updates and of rows are among
+    these hyperparameters."""
     if old.is_first_order:
         return {"norm_limit": 0}  # 0 makes `prepare` measure the run anew
     after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
@@ -345,8 +346,9 @@ def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) 
 
 @refusing()
 def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -> Manifest:
-    """Return the manifest of a run that begins with the model in a folder, the state of an `old` run at a
-    seal. Differences from the old run are `given` as options of `sfnode init`, keyed by parameter name.
+    """Return the manifest of a run that begins with the model in a folder. This model is the state of the
+    `old` run at a seal. Differences from the old run are `given` as options of `sfnode init`, keyed by
+    parameter name.
 
     An option of SELECTION replaces the whole selection of what is trained. Raises UserError as `build`.
     """

@@ -24,19 +24,19 @@ from sfnode.tasks.presets import PRESETS, of_model
 
 FORWARDS = 990
 """Maximum number of example-forwards of `prepare`. With the few short rows that check a model's layers the
-total is 1,000 at most: a minute or two on two cores with a model of 135 M parameters. Most of them serve to
-find the first rate. With 600 the second derivative was known only to within a half, and short runs kept rates
-that were 4 times too small (docs/research-log.md)."""
+total is 1,000 at most: a minute or two on two cores with a model of 135 M parameters. Most of the forwards
+serve to find the first rate. With 600 forwards the second derivative was known only to within 50 %, and short
+runs kept rates that were 4 times too small (docs/research-log.md)."""
 
 RANKS = {"errors": 4, "gradients": 1}
-"""Default ranks, keyed by the kind of published bases (docs/research-log.md). Fewer directions suffice if
-they are strong, and with fewer directions an update learns more."""
+"""Default ranks, keyed by the kind of published bases (docs/research-log.md). If the gradient is large along
+the directions of a kind, fewer directions suffice, and with fewer directions an update learns more."""
 
 DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
 """Default kinds of bases of runs whose hyperparameters are tried out: REWARD_BASIS for reward runs,
-DEFAULT_BASIS for others. Among the kinds made from forward passes alone, `errors` is best for learning
-answers in words on a real model. With rewards, models learnt nothing with any of these kinds
-(docs/research-log.md)."""
+DEFAULT_BASIS for others. Among the kinds that are made from forward passes alone, `errors` is best for
+learning answers in words on a real model. In reward runs models learnt nothing with any kind made from
+forward passes alone (docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
 """Names of the hyperparameters that are tried out."""
@@ -55,9 +55,10 @@ def prepare(
     `basis` is the kind of bases that the user asked for, if any; a failure to make this kind is an error.
     With `measure` the limit of the scalars and a centred loss's prior are measured. Epsilon, scalar_delta and
     a first learning rate are tried out with suitable bases, unless all are given or the run is a built-in
-    one. This takes FORWARDS example-forwards at most, not counting bases from gradients. In a reward run the
-    model writes answers instead. Raises UserError BAD_OPTION, and as `first_order.prepare`,
-    `making_bases.make`, `scalars.measure`, `scalars.require_answers`, `scalars.check` and `rewards.run` do.
+    one. This takes FORWARDS example-forwards at most, not counting bases from gradients. In a reward run it
+    takes written answers instead, as `rewards.run` says. Raises UserError BAD_OPTION, and as
+    `first_order.prepare`, `making_bases.make`, `scalars.measure`, `scalars.require_answers`, `scalars.check`
+    and `rewards.run` do.
     """
     if manifest.training.is_first_order:
         return first_order.prepare(manifest, given, means, waiting, measure)
@@ -182,8 +183,8 @@ def _limited(found: Prepared, given: Container[str]) -> Prepared:
 
 
 def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
-    """Return the manifest with the base model's prior, if its loss is centred, for nodes without public rows
-    to measure one on."""
+    """Return the manifest with the base model's prior, if the loss of its task is centred. Nodes without
+    public rows, which cannot measure a prior, need it."""
     if manifest.task.loss != "centred":
         return manifest
     with waiting("measuring the base model's prior"):

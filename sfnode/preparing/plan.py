@@ -25,7 +25,7 @@ LAST_MODEL = "last-model"
 """File in the cache that names the last base model."""
 
 LEAST_ROWS = 10
-"""Minimum number of rows of a table. From fewer rows nothing is learnt, and nothing can be measured."""
+"""Minimum number of rows of a table. Fewer rows are too few to learn or to measure anything."""
 
 MOST_EMPTY = 1 / 5
 """Maximum share of rows that are left out without asking because they have no label, or no text."""
@@ -47,13 +47,13 @@ class Answers:
     held_out: int | None = None
     test: str = ""
     skip: bool = False
-    """Whether rows that do not fit are left out."""
+    """Whether rows that do not fit the task are left out."""
     model: str = ""
     organised: bool = True
     share: bool = True
     """Whether everybody who joins receives the rows."""
     join: bool = True
-    """Whether labels that look like another label become that one."""
+    """Whether labels that look like another label with a typing error are replaced with that label."""
     name: str = ""
     also: tuple[str, ...] = ()
     """Other options, as pairs KEY=VALUE."""
@@ -68,13 +68,14 @@ class Plan(NamedTuple):
     placed: Sequence[Placed]
     """Rows as the task reads them."""
     rows: list[Row]
-    """Rows that fit."""
+    """Rows that fit the task."""
     bad: Bad
     held_out: int
     test: list[Row]
-    """Rows of the test file, if they are written anew because nodes would read that file differently."""
+    """Rows of the test file, if they are written to a new file because nodes would read the test file
+    differently; else empty."""
     anew: bool
-    """Whether the rows are written anew because nodes would read the file differently."""
+    """Whether the rows are written to a new file because nodes would read the original file differently."""
 
 
 def plan(table: DataTable, answers: Answers, said: Mapping[str, Any]) -> Plan:
@@ -172,5 +173,5 @@ def remember_model(source: str) -> None:
 
 
 def name_of(source: str) -> str:
-    """Return a name for a run with these data."""
+    """Return a name for a run on the data of this source."""
     return run_name(Path(source.rpartition(":")[2]).stem, "run")

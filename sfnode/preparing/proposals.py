@@ -13,9 +13,9 @@ meanings of column names, in four languages. The rules follow from the table alo
        score raises an error instead.
 
 A proposal that nobody would confirm at a glance has a `doubt`: two columns may have the right answer, or a
-column that the owner may mean is left unread. All columns with sentences are read; if there are none, the
-longest column is. Classes are learnt by a head, which is faster, and choices in words. Both are learnt from
-gradients where possible (`estimator`), because a run then learns most in a given time.
+column that the owner may have meant is left unread. All columns with sentences are read; if there are none,
+the longest column is. Classes are learnt by a head, which is faster, and choices in words. Both are learnt
+from gradients where possible (`estimator`), because a run then learns most in a given time.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ WRITTEN = NAMES["answers"] - {"output", "target"}
 """Last words of the names of columns whose values are written as answers, even if they are numbers."""
 
 COUNTED = NAMES["classes"] - {"rating", "stars", "bewertung", "y"}
-"""Last words of the names of columns whose numbers are classes and no score, however many there are."""
+"""Last words of the names of columns whose numbers are classes and not a score, however many different
+numbers there are."""
 
 FORMS = frozenset(["text", "name", "str", "id", "idx", "code"])
-"""Last words of names such as `label_text`, in which the word before tells the contents."""
+"""Last words of names such as `label_text`, in which the word before the last one tells the contents."""
 
 CHOICES = ("", "option", "choice", "answer", "wahl", "antwort", "choix", "opcion")
 """Prefixes of the names of columns with choices, before a letter or a number."""
@@ -76,12 +77,12 @@ MOST_GUESSED = 20
 """Maximum number of classes of a column whose name does not say that it holds classes."""
 
 MOST_NUMBERS = 10
-"""Maximum number of different numbers that may be classes, such as stars. More different numbers are taken
-for a score, unless they count classes from 0 or 1."""
+"""Maximum number of different numbers that may be classes, such as stars. A column with more different
+numbers is taken to hold a score, unless its numbers count classes from 0 or 1."""
 
 RARE, LEAST_TYPED = 1 / 20, 5
-"""Maximum rows of a mistyped class, as a share of the rows of the right class; and minimum letters of a word
-that may be mistyped."""
+"""Maximum number of rows with a mistyped label, as a share of the rows with the right label; and minimum
+number of letters of a word that may be mistyped."""
 
 MOST_JOINED = 2 * MOST_CLASSES
 """Maximum number of different values among which mistyped ones are looked for, because each value is compared
@@ -91,7 +92,8 @@ LONGEST_CLASS = 48
 """Maximum mean length of a class's name, in characters; longer values are texts."""
 
 SENTENCE = 3.0
-"""Minimum mean number of words in a cell of a column that is read in addition to the longest column."""
+"""Minimum mean number of words in a cell of a column that is read. If no column has so many, the longest
+column is read."""
 
 FITTING = 4 / 5
 """Minimum share of the rows that fit a proposed task."""
@@ -143,8 +145,8 @@ def estimator(
     first-order, unless gradients are impossible, options in `said` ask for forward passes, or the run is a
     built-in demonstration of forward passes.
 
-    Gradients are impossible in an open run, where nobody signs rates, and without rows or measurements, which
-    give the coordinates.
+    Gradients are impossible in an open run, where nobody signs rates. They are also impossible without rows
+    or measurements, from which the coordinates follow.
     """
     unable = not (organised and train and said.get("measure", True))
     asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
@@ -436,7 +438,7 @@ def _options(names: Collection[str]) -> list[str]:
 
 
 class ColumnCandidate(NamedTuple):
-    """Columns of a table as a possible task."""
+    """Columns of a table from which a task may follow."""
 
     table: DataTable
     right: TableColumn

@@ -13,8 +13,8 @@ The trial finds two hyperparameters:
                    2018, arXiv 1812.06162), and a step then changes the answers by n / (n + D) of MOVE.
 
 If all answers to a prompt get the same reward, the prompt teaches nothing. If all prompts are like that, the
-trial raises an error with advice. `try_out` shows this before reward runs of either kind (`sfnode organise
-try-reward`).
+trial raises an error with advice. `try_out` shows whether prompts teach anything, before zeroth-order and
+first-order reward runs (`sfnode organise try-reward`).
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ UPDATES = 32
 MOVE = 1.0
 """Target change of answers by a group's step without noise: the Kullback-Leibler divergence in nats for each
 answer. It suits bases from gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 groups
-with 0.1. Random bases on the built-in model for sums need 0.0024; with these, searches have to find the rate
-(docs/research-log.md)."""
+with 0.1. Random bases on the built-in model for sums need 0.0024; with random bases, line searches have to
+find the rate (docs/research-log.md)."""
 
 NEAR = 0.01
-"""Length of the trial step that shows the effect of a group's step, as a multiple of the weights' root mean
-square."""
+"""Length of the trial step from which the effect of a group's step is estimated, as a multiple of the
+weights' root mean square."""
 
 
 def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited:
@@ -114,8 +114,8 @@ SHOWN = 3
 def try_out(
     manifest: Manifest, means: Means, prompts: int, waiting: Waiting
 ) -> tuple[TryRewardResult, UserError | None]:
-    """Answer `prompts` of a run's prompts with its base model: once with the likeliest tokens, and then as in
-    training. Return the result, and the error if nothing can be learnt, else None.
+    """Answer some of a run's prompts, `prompts` of them, with its base model: once with the likeliest tokens,
+    and then as in training. Return the result, and the error if nothing can be learnt, else None.
 
     Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
     """

@@ -42,8 +42,8 @@ LOADING = 100
 """Example-forwards that take as long as loading the model, whatever its size."""
 
 SECONDS = 7e-10
-"""Seconds of an example-forward on a CPU for each trained parameter, until it is measured. SmolLM2-135M takes
-0.07 s for a row of 60 tokens on two cores."""
+"""Estimated seconds of an example-forward on a CPU for each trained parameter. SmolLM2-135M takes 0.07 s for
+a row of 60 tokens on two cores."""
 
 FORWARDS = 342
 """Default number of example-forwards for a sample of slopes, or for a trial. `sfnode init` has this number
@@ -55,8 +55,8 @@ differ only in their directions, the root mean square of 64 such slopes was betw
 scalar_delta."""
 
 PRIOR_ROWS = 120
-"""Number of rows on which a manifest's prior is measured, for nodes without public rows. Its standard error
-is then below 0.2 nats where scores vary by 2 from row to row."""
+"""Number of rows on which a manifest's prior is measured, for nodes without public rows. If scores have a
+standard deviation of 2 nats over rows, the standard error of the prior is then below 0.2 nats."""
 
 UNITS = 32
 """Target root mean square of the scalars, in units of scalar_delta. Rounding then adds less than a thousandth
@@ -67,7 +67,7 @@ SHOWN = 4
 
 MOST_ROWS = 8
 """Maximum number of rows of a measured mini-batch. Slopes of larger mini-batches are somewhat smaller (at 64
-rows by a factor below 3), so the hyperparameters still suit."""
+rows by a factor below 3), so hyperparameters that are measured on fewer rows still suit."""
 
 HEADROOM = 8
 """Default limit of a scalar, as a multiple of the scalars' root mean square, unless the model requires a
@@ -76,7 +76,7 @@ lower limit. One or two honest scalars in a thousand reach this limit in a run o
 
 LEAST_HEADROOM = 2
 """Minimum limit of a scalar, as a multiple of the scalars' root mean square, even if a large learning rate
-requires a lower limit. At 2 a run still learns as well as without a limit."""
+requires a lower limit. With a multiple of 2 a run still learns as well as without a limit."""
 
 NEAR = 2.0
 """Maximum factor between a manifest's limit and the measured limit at which the manifest keeps its limit. Two
@@ -94,7 +94,7 @@ Tell = Callable[[int], None]
 F64 = NDArray[np.float64]
 
 Advance = Callable[[int, int], None]
-"""Function that is told how much is done, and the total."""
+"""Function that is told how many units of the work are finished, and how many units there are."""
 
 
 Waiting = Callable[..., AbstractContextManager[Advance]]
@@ -108,9 +108,9 @@ class Means(NamedTuple):
     device: str = "cpu"
     dtype: str = "float32"
     bases: Path | None = None
-    """Folder of published bases, into which new ones are written, too."""
+    """Folder of published bases, into which new bases are written, too."""
     model: Path | None = None
-    """Folder of the base model, if its owner names one."""
+    """Folder of the base model, if the user names one."""
     places: Places = NOWHERE
     """Locations of the run's data."""
 
@@ -128,7 +128,7 @@ class SlopeSample(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Root mean square of the slopes, 0 if there are none."""
+        """Root mean square of the slopes; 0 if there are no slopes."""
         return float(np.sqrt(np.mean(self.slopes**2))) if len(self.slopes) else 0.0
 
 
@@ -145,14 +145,15 @@ class Prepared(NamedTuple):
     suited: Mapping[str, Any] = {}
     """Hyperparameters that a trial has found, keyed by name, whether they were taken or not."""
     untried: str = ""
-    """Reason why there was no trial though one was due."""
+    """Reason why there was no trial though hyperparameters were to be tried out; empty if there is no such
+    reason."""
     no_bases: str = ""
-    """Reason why no bases were made though they were due."""
+    """Reason why no bases were made though the run was to have new ones; empty if there is no such reason."""
     example_forwards: int = 0
     """Example-forwards that were taken. A backward pass counts as two forward passes."""
     seconds: float = 0.0
     """Estimated seconds that one node, with this machine to itself, takes for all updates of a first-order
-    run; 0 where that is unknown."""
+    run; 0 if this time is unknown."""
 
 
 def measure(
@@ -221,7 +222,8 @@ def require_slopes(slopes: F64) -> None:
 
 def require_answers(trainer: Trainer) -> None:
     """Raise UserError LOSS_FLAT if each row has two answers that are the same tokens to the model. Without
-    rows the task's fixed answers are checked. A reward run has no given answers."""
+    rows the task's fixed answers are checked. In a reward run nothing is checked, as rows have no given
+    answers."""
     task = trainer.manifest.task
     if task.is_rewarded:
         return
@@ -263,8 +265,8 @@ def as_scalars(training: Training, slopes: F64, bends: F64, distance: float) -> 
 
 
 def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
-    """Return the manifest with the `scalar_limit` that suits the sample, or with its own if the two differ by
-    a factor of NEAR at most.
+    """Return the manifest with the `scalar_limit` that suits the sample. The manifest keeps its own limit if
+    the two limits differ by a factor of NEAR at most.
 
     Raises UserError as `check` does.
     """
@@ -279,8 +281,9 @@ def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
 def suitable_limit(training: Training, found: SlopeSample) -> int:
     """Return HEADROOM times the root mean square of the scalars, rounded up to two digits.
 
-    The result is at most `harmless_limit`, or LEAST_HEADROOM times the root mean square if that is more, and
-    at most the largest scalar that fits the bits. Without slopes it is the manifest's limit.
+    The result is at most `harmless_limit`, or LEAST_HEADROOM times the root mean square if this product is
+    larger. It is also at most the largest scalar that fits the bits. Without slopes it is the manifest's
+    limit.
     """
     if not found.spread:
         return training.scalar_limit
@@ -298,8 +301,8 @@ def harmless_limit(training: Training, found: SlopeSample) -> int:
 
 
 def unit_for(training: Training, spread: float) -> float:
-    """Return the scalar_delta, a power of two, in which slopes of this root mean square are about UNITS. They
-    are smaller if the scalar's bits do not hold HEADROOM times UNITS."""
+    """Return the scalar_delta, a power of two, with which slopes of this root mean square become scalars of
+    about UNITS. The scalars are smaller if their bits cannot hold HEADROOM times UNITS."""
     return float(2.0 ** round(math.log2(spread / min(UNITS, training.largest_scalar / HEADROOM))))
 
 
@@ -359,8 +362,8 @@ def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
     without rows, and the reason.
 
     The trainer's manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS rows at
-    most (except in a reward run), and the largest scalar_limit. Directions, which follow from the run id,
-    then do not depend on the limit that is to be found.
+    most (except in a reward run), and the largest scalar_limit. With the largest limit, the run id and the
+    directions that follow from it do not depend on the limit that is to be found.
     """
     numbers, data, places = manifest.training, manifest.data, means.places
     if not data.train:
@@ -383,7 +386,8 @@ def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
 
 
 def head_rows(trainer: Trainer, rows: Sequence[Row], advance: Tell) -> HeadRows:
-    """Return the states and classes of rows at a model's head; `advance` is told how many rows are done."""
+    """Return the states and classes of rows at a model's head; `advance` is told how many rows have been
+    through the model."""
     task, loaded = trainer.manifest.task, trainer.loaded
     return rows_of(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH), advance)
 
@@ -417,8 +421,8 @@ def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
 
 
 def share(before: int, units: int, tell: Tell) -> Advance:
-    """Return a function that reports the progress of a part with this many units, after `before` units, to
-    `tell`."""
+    """Return an `Advance` for one part of the work, which reports progress to `tell`. The part begins after
+    `before` units, and has `units` units itself."""
     return lambda done, total: tell(before + units * done // total)
 
 

@@ -1,5 +1,5 @@
-"""A table without any options: its rows, their faults, and the contents of each column. This module counts;
-`proposals` draws conclusions.
+"""The contents of a file with a table: its rows, faults in these rows, and the contents of each column. This
+module counts; `proposals` draws conclusions.
 
 People bring files from programs of all kinds. Purely formal differences (empty lines, blanks around a name,
 another format's words for a role) are removed here, and `DataTable.dress` lists them. Nodes would read the
@@ -25,7 +25,7 @@ MEASURED = 1_000
 """Approximate number of a column's cells, evenly spread, whose length and words are measured."""
 
 MOSTLY = 4 / 5
-"""Minimum share of codes among a column's cells at which it holds codes, and not texts."""
+"""Minimum share of codes among a column's cells at which the column is taken to hold codes, and not texts."""
 
 LONGEST_CODE = 200
 """Maximum characters of a code; longer cells are texts."""
@@ -77,7 +77,7 @@ class TableColumn:
     name: str
     holds: Holds
     filled: int
-    """Number of rows in which it is not empty."""
+    """Number of rows in which the column is not empty."""
     values: Counter[str]
     """Number of rows with each value, keyed by the value in the form in which labels are compared."""
     whole: bool
@@ -90,7 +90,7 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """Rows of a source, and its columns in their order, without nameless columns."""
+    """Rows of a source, and the source's columns in their order, without nameless columns."""
 
     source: str
     placed: Sequence[Placed]

@@ -59,7 +59,8 @@ LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
 them. They go from 1/32 of a weight, about 1e-3, down to 1/16,384, where float32 shows mostly rounding."""
 
 ROWS = 16
-"""Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
+"""Number of rows whose slopes are compared at every distance. The slope of a row is along the direction of
+its mini-batch."""
 
 ROUNDINGS = 2.0
 """Rounding error of the difference of a row's losses at two points, as a multiple of the loss times the
@@ -68,12 +69,13 @@ slopes at the smallest distances: on a real model these still differ by truncati
 far too large for other formats."""
 
 STEPS = 4
-"""Number of distances to choose from for each distance that is tried. Costs in between are interpolated."""
+"""Number of distances from which is chosen, for each distance that is tried. Costs between tried distances
+are interpolated."""
 
 ENOUGH = 0.02
-"""Maximum cost of a distance beyond the cost of the best distance, as a share of updates that it makes
-necessary in addition. The largest distance within this limit is taken: there the second derivative is
-measured best, and other formats may have the same distance."""
+"""Maximum excess of a distance's cost over the least cost. The cost is the number of additional updates that
+errors of slopes make necessary, as a share of all updates. The largest distance within this limit is taken:
+the second derivative is measured best there, and other formats may have the same distance."""
 
 MOST_LOST, LEAST_COSINE = 0.5, 0.1
 """Maximum share of slopes that are 0 at a usable distance; and minimum cosine of usable slopes with exact
@@ -88,28 +90,30 @@ SHARE = 1 / 6
 gain, so noise would undo gains, and the loss is steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
-"""Minimum and maximum of the signal minus its standard error. The maximum is multiplied by the rows of a
-mini-batch. With 64 updates the signal is known to within 0.1. A large signal does not stay large: on the
-built-in reviews it is 0.95 at first. With 8 rows of answers in words along bases from errors it is 0.12 to
-0.21 (docs/research-log.md)."""
+"""Minimum and maximum of the signal (the share of an update that is not noise) minus its standard error. The
+maximum is multiplied by the number of rows of a mini-batch. With 64 updates the signal is known to within
+0.1. A large signal does not stay large: on the built-in reviews it is 0.95 at first. With 8 rows of answers
+in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
 
 UNTOLD = 0.5
-"""Minimum standard error of a signal at which the maximum signal is used instead of it. With 64 updates and
-24 layers the error is 0.1 at rank 1, and 0.9 at rank 8."""
+"""Minimum standard error of a signal (the share of an update that is not noise) at which MOST_SIGNAL is used
+instead of the signal. With 64 updates and 24 layers the error is 0.1 at rank 1, and 0.9 at rank 8."""
 
 MANY_ROWS = 8
-"""Maximum number of rows of a mini-batch with which the maximum of the signal grows."""
+"""Number of rows of a mini-batch up to which the maximum of the signal grows with that number."""
 
 CAUTIOUS_SIGNAL = 0.045
-"""Signal that is assumed where not even a bend is evident."""
+"""Signal (share of an update that is not noise) that is assumed if not even the second derivative is
+evident."""
 
 EVIDENCE = 1.0
-"""Minimum of an evident mean bend E[h], in standard errors."""
+"""Minimum of the mean second derivative E[h], in standard errors, at which this derivative is taken to be
+evident."""
 
 CAUTION = 2.0
-"""Number of standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times
-the rate that a sweep or a line search finds, with random bases and activations on three tasks
-(docs/research-log.md)."""
+"""Number of standard errors that are added to a mean second derivative that is not evident. The rate is then
+0.3 to 1.8 times the rate that a sweep or a line search finds, with random bases and activations on three
+tasks (docs/research-log.md)."""
 
 
 def run(
@@ -122,8 +126,8 @@ def run(
     """Return the epsilons, scalar_delta and first rate that suit a run's base model, and the slopes from
     which they follow. `trainer` is one of `scalars.any_trainer`.
 
-    With `keep_epsilon` no epsilon is chosen, and slopes are measured with the run's own. Raises UserError as
-    `scalars.measure`.
+    With `keep_epsilon` no epsilon is chosen, and slopes are measured with the run's own epsilon. Raises
+    UserError as `scalars.measure`.
     """
     manifest, weight = trainer.manifest, scalars.typical_weight(trainer.loaded)
     numbers, distances = manifest.training, distances_of(weight)
@@ -174,8 +178,9 @@ def slopes_at(
     distances: Sequence[float],
     advance: Callable[[int], None],
 ) -> tuple[list[F64], float]:
-    """Return the slopes of all rows of these batches at each distance, and the size of their losses. Batch
-    and seed of the same index belong together. A slope that is not a number becomes 0."""
+    """Return the slopes of all rows of these batches at each distance, and the size of their losses. A batch
+    is evaluated along the direction of the seed with the same index. A slope that is not a number becomes
+    0."""
     directions, slopes, middles = trainer.space.directions(seeds, 0), [], []
     exact = [representable(distance, directions) for distance in distances]
     for done, distance in enumerate(exact, 1):
@@ -216,7 +221,7 @@ def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
     """Return the variance that truncation adds to slopes at each descending distance, as a share of the
     slopes' own variance, (distances,); and the root mean square of exact slopes.
 
-    An error that is the same factor for all slopes does not count.
+    An error that multiplies all slopes by the same factor does not count.
     """
     last = max([number for number, one in enumerate(slopes) if np.mean(one != 0) > MOST_LOST], default=0)
     seen = slopes[: max(last, 1) + 1]  # nearer points are the same in this format
@@ -254,7 +259,7 @@ def suitable_rate(
 
 def cautious_rate(bends: F64) -> float:
     """Return a rate for finite bends (n,) where neither bend nor signal is evident. The bend is assumed to be
-    CAUTION standard errors above the mean, and the signal to be CAUTIOUS_SIGNAL."""
+    CAUTION standard errors above its mean, and the signal to be CAUTIOUS_SIGNAL."""
     bend, error = _bend(bends)
     return SHARE * CAUTIOUS_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
 
@@ -283,19 +288,19 @@ HEAD_ROWS = 512
 """Number of rows whose states are measured. Means and spreads are then known to within a twentieth."""
 
 HEAD_SLOPES = 256
-"""Directions along which slopes are measured to set the limit of scalars. They need no further forward
-pass."""
+"""Number of directions along which slopes are measured to set the limit of scalars. They need no further
+forward pass."""
 
 LEAST_SPREAD = 1e-6
 """Spread of a typical feature below which all rows are the same to the model."""
 
 HEAD_SCALE = 24
-"""Scale of a feature with a typical spread. A feature with five times that spread gets a scale of 5, and one
-with a fifth of it a scale of 120."""
+"""Scale of a feature with a typical spread. A feature with five times that spread gets a scale of 5, and a
+feature with a fifth of that spread a scale of 120."""
 
 BIAS_FEATURES = 3
-"""Size of the bias, in spreads of a feature. Along a direction the mean row contributes as much as a feature
-that always has this value. The bias raises the accuracy on reviews by 0.03."""
+"""Size of the bias: the output along a direction for the mean row, as a multiple of the change of that output
+if one feature changes by its spread. The bias raises the accuracy on reviews by 0.03."""
 
 HEAD_RATE = 1e-4
 """Rate of a head's update, for features with a spread of 1. A larger rate that suits one node alone would be

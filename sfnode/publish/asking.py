@@ -1,6 +1,7 @@
-"""Requests to a running node for the page of its run: current contacts, the rate, answers to test rows.
+"""Requests to a running node for the page of its run: current contacts, the rate of updates, answers to test
+rows.
 
-Without a running node the page has the contacts that are stored in the folder, but no rate and no answers.
+If the node does not run, recorded contacts and answers are read from its folder, and the rate is unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PageContact(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """Answers of a node for the page of its run."""
+    """Information from a node, or from its folder, for the page of its run."""
 
     contact: PageContact = PageContact()
     running: bool = False
@@ -50,11 +51,11 @@ def ask(
     contacts_url: str = "",
     samples: bool = False,
 ) -> NodeAnswers:
-    """Ask the node of a folder.
+    """Ask the node of a data folder or, if it does not run, read the folder.
 
-    `link` is published in place of the node's own link. The own link of a private run is never published. The
-    link names `contacts_url` if one is given (SPEC N6). Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN,
-    and the errors with which the node refuses.
+    If `link` is given, it is published in place of the node's own link. The own link of a node in a private
+    run is never published. If `contacts_url` is given, the published link names it (SPEC N6). Raises
+    UserError BAD_LINK, NEWER_PROTOCOL or WRONG_RUN if `link` cannot be used, and the errors of the node.
     """
     node = SyncClient(Layout(data_dir).control_socket)
     progress = if_running(node.progress)
@@ -78,7 +79,8 @@ def ask(
 
 
 def _samples(node: SyncClient, data_dir: Path) -> Sequence[PageSample]:
-    """Return the last answers that a node has recorded, with the base model's answers."""
+    """Return the test rows that a node has recorded, each with the base model's answer and the last recorded
+    answer of the trained model."""
     found = if_running(node.samples) or kept(Layout(data_dir).samples)
     if not found.moments:
         return ()

@@ -1,9 +1,10 @@
 """A page made of several runs' `run.json`: a directory for people who look for a run to join.
 
 The files may come from strangers' web servers. Size and download time of each file are bounded, and its
-contents are shown as text. A file that cannot be read is listed with the reason. If several files are about
-one run, the newest file that the organiser of the latest term signed is shown or, if none is signed, the
-first file.
+contents are shown as text. A file that cannot be read is listed with the reason.
+
+If several files are about one run, only those with a signature by the run's latest organiser are considered,
+and the newest of them is shown. If no file is signed, the first one is shown.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from sfnode.publish.signature import Signature, signature_of
 from sfprotocol.invitation import is_url
 
 MAX_RUNS = 200
-"""Maximum number of runs in one directory. Each run takes 3 kB of the page, and up to ten seconds if its
-server hangs."""
+"""Maximum number of runs in one directory. Each run takes 3 kB of the page. A run whose server hangs also
+delays the page by ten seconds."""
 
 MAX_REASON = 200
 """Maximum length of the reason why a run cannot be read, in characters."""
 
 AHEAD = timedelta(minutes=10)
-"""Maximum time by which a file's timestamp may be ahead of this machine's clock. Clocks of servers are less
-wrong."""
+"""Maximum time by which a file's timestamp may be ahead of this machine's clock. Two machines' clocks usually
+differ by far less."""
 
 
 class Told(NamedTuple):
@@ -89,8 +90,9 @@ def read(source: str, now: datetime) -> Told:
 
 
 def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[str, list[Unread]]:
-    """Return the page of these runs, and the list of sources that cannot be read. Runs in progress come
-    first, then complete ones, both with the newest file first."""
+    """Return the page about the runs of these files, and the list of files that cannot be read. Runs in
+    progress are listed first, then complete runs. Within each group the most recently updated run is
+    first."""
     told: dict[str, list[Told]] = {}
     unread = []
     for source in sources:
@@ -125,8 +127,9 @@ def _trusted(told: Sequence[Told]) -> Told:
 
 
 def _entry(told: Told) -> ListedRun:
-    """Return a run's entry. Its page's address is derived from the file's address; if the file is on this
-    machine, the address that the file names is used."""
+    """Return a run's entry in the directory. If the file was read from a web address that ends in
+    `/run.json`, the page's address is that address without the file's name. Otherwise the file itself names
+    the page's address."""
     run, source = told.run, told.source
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality
@@ -144,7 +147,8 @@ def _entry(told: Told) -> ListedRun:
 
 
 def _public(source: str) -> str:
-    """Return an address as it is, and a path without its folders on this machine."""
+    """Return a source in the form in which the page shows it: a web address unchanged, and a path without the
+    names of this machine's folders."""
     return source if is_url(source) else Path(source).name
 
 

@@ -1,7 +1,7 @@
 """The facts of a run that its page shows, from the manifest and the signed log of a node's folder.
 
-The page shows of a member only what the member signed: its key, its display name and team, and its updates. A
-hidden member is shown without key, name and team.
+The page shows a member by its key, and by the display name and the team that the member signed, with the
+number and worth of its updates. A hidden member is shown without key, name and team.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOREVER = float("inf")
 
 
 class PageMember(NamedTuple):
-    """An origin with updates that count."""
+    """A member, or in an open run an origin, as the page shows it."""
 
     key: str
     """Hex digits of the key; empty for a hidden member."""
@@ -40,11 +40,12 @@ class PageMember(NamedTuple):
     team: str
     updates: int
     worth: int | None
-    """Worth of its updates in units of 10^-9 nats; None where no worth was measured."""
+    """Worth of the member's updates: the amount by which they lowered the loss on validation rows, in units
+    of 10^-9 nats. None in a run in which no worth was measured."""
 
 
 class PageTeam(NamedTuple):
-    """The members that name one team."""
+    """A team: all members that name it, together."""
 
     team: str
     members: int
@@ -56,17 +57,17 @@ class PageOrganiser(NamedTuple):
     """The organiser of the run, who decides what counts."""
 
     who: PageMember | None
-    """The stand-in whose key signs decisions; if no stand-in has that key, a row with the key alone. None if
-    the log does not show the key."""
+    """The organiser, as a member. If no stand-in has the organiser's key, only the key is given. None if the
+    log does not show the key."""
     named_by: str
-    """Source of its authority, in words: the manifest, deputies or stand-ins."""
+    """Source of the organiser's authority, in words: the manifest, deputies or stand-ins."""
     since: int
-    """Number of epochs that were sealed before its first decision."""
+    """Number of epochs that were sealed before the organiser's first decision."""
     stand_ins: Sequence[PageMember]
 
 
 Announcement = tuple[int, str]
-"""Number of sealed epochs when the organiser made an announcement, and its text."""
+"""An announcement of the organiser: the number of epochs that had been sealed at that time, and the text."""
 
 
 class Facts(NamedTuple):
@@ -76,7 +77,8 @@ class Facts(NamedTuple):
     budget: int
     complete: bool
     members: list[PageMember]
-    """Members, in descending order of worth, and with equal worth of updates."""
+    """Members, those with the greatest worth first. Members with equal worth are ordered by number of
+    updates."""
     seal: PublishedSeal | None = None
     digest: str | None = None
     quality: RunQuality | None = None
@@ -84,7 +86,7 @@ class Facts(NamedTuple):
     organiser: PageOrganiser | None = None
     announcements: Sequence[Announcement] = ()
     unmatched: Sequence[str] = ()
-    """Keys that should be hidden but match no member."""
+    """Beginnings of keys that should be hidden, but match no member's key."""
 
 
 Digests = dict[int, PublishedSeal]
@@ -95,8 +97,8 @@ seal never change."""
 def gather(
     manifest: Manifest, update_log: UpdateLog, data_dir: Path, hidden: Collection[str], known: Digests
 ) -> Facts:
-    """Return the facts. `hidden` are beginnings of keys in lower-case hex. Digests that are computed here are
-    added to `known`. Raises UserError LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
+    """Return the facts of a run. `hidden` has the beginnings of keys of hidden members, in lower-case hex.
+    Digests that are computed here are added to `known`. Raises UserError LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
     found = _organised if manifest.organised.organiser else _open
     facts = found(manifest, update_log, data_dir, known)
     members = [_shown(member, hidden) for member in facts.members]
@@ -174,7 +176,8 @@ def _member(origin: bytes, names: Mapping[bytes, Names], updates: int, worth: in
 
 
 def _seal(past: Past, known: Digests) -> PublishedSeal | None:
-    """Return the last seal whose updates are all stored here."""
+    """Return the last seal whose updates are all in this node's log; None if there is no such seal. The
+    result is added to `known`."""
     epoch = last_seal(past.run, past.entries, past.machine.frontier.next).epoch
     if epoch is None:
         return None
@@ -200,7 +203,8 @@ def _quality(verdict: HealthVerdict) -> RunQuality:
 
 
 def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
-    """Return the evaluations, in the current metric, of seals that were not taken back."""
+    """Return the evaluations of sealed epochs as points of the curve. Evaluations in an earlier metric, and
+    those of seals that were taken back, are left out."""
     guard = Guard()
     for decision in said:
         guard.take(decision)
@@ -230,7 +234,8 @@ def _announcements(said: Iterable[Decision]) -> list[Announcement]:
 
 
 def teams(members: Iterable[PageMember]) -> list[PageTeam]:
-    """Return the teams that members named, in descending order of worth, and with equal worth of updates."""
+    """Return the teams that members named, those with the greatest worth first. Teams with equal worth are
+    ordered by number of updates."""
     found: dict[str, PageTeam] = {}
     for one in members:
         if one.team:
@@ -244,8 +249,8 @@ def teams(members: Iterable[PageMember]) -> list[PageTeam]:
 
 
 def model_in_words(manifest: Manifest) -> str:
-    """Return the base model in words, without a machine's folders. For a fork it is the parent run with its
-    seal."""
+    """Describe the base model and its trained matrices, without names of a machine's folders. The base model
+    of a fork is described by its parent run and the seal."""
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
     matrices = len(manifest.model.targets)
     name = str(manifest.model.parent or public_name(manifest.model.source))
@@ -253,7 +258,7 @@ def model_in_words(manifest: Manifest) -> str:
 
 
 def task_in_words(manifest: Manifest) -> str:
-    """Return the task in words, with its answers."""
+    """Describe the task, with its possible answers if they are fixed."""
     task = manifest.task
     answers = " / ".join(word.strip() for word in task.verbalizer.values())
     return _line(f"{kind_in_words(task.kind)}{f': {answers}' if answers else ''}")
@@ -267,6 +272,7 @@ def data_in_words(manifest: Manifest) -> str:
 
 
 def _line(text: str) -> str:
-    """Return a text of the manifest, which its organiser wrote, as one printable line."""
+    """Return a text from the manifest, which a stranger may have written, as one printable line of at most
+    MAX_WORDS characters."""
     text = "".join(letter if readable(letter) else " " for letter in text)
     return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"

@@ -30,17 +30,19 @@ from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import better_by, metric_of, value_in_words
 
 MOST_DOTS = 60
-"""Maximum number of points drawn as dots. With more points, only the last one gets a dot."""
+"""Maximum number of points of a curve with a dot at each point. If a curve has more points, only its last
+point gets a dot."""
 
 TICKS = 5
-"""Approximate number of horizontal grid lines."""
+"""Approximate number of horizontal grid lines of a drawing."""
 
 
 # -- the curve -----------------------------------------------------------------------------------------
 
 
 class Box(NamedTuple):
-    """Class of a drawing in the style sheet, and its size. Letters are 12 units of the drawing high."""
+    """Size of a drawing, and its class in the style sheet. Sizes are in units of the drawing; letters are 12
+    units high."""
 
     name: str
     width: int
@@ -55,7 +57,7 @@ class Box(NamedTuple):
 WIDE = Box("wide", 860, 300, 48, 16, 26, 200)
 NARROW = Box("narrow", 360, 240, 48, 16, 26, 80)
 SPARK = Box("spark", 240, 56, 2, 6, 6, 60)
-"""A curve without axes."""
+"""Size of a small curve without axes, for the directory of runs."""
 
 _RIGHT = 8
 
@@ -152,7 +154,7 @@ TOP = 10
 """Number of members in each of the two short lists: by worth and by number of updates."""
 
 LISTED = 1_000
-"""Maximum number of members that are listed: 250 kB, and more than anybody reads."""
+"""Maximum number of members in the full list, which then has 250 kB. Nobody reads more."""
 
 TEAMS = 50
 """Maximum number of teams that are listed."""
@@ -171,12 +173,12 @@ class PageSample(NamedTuple):
     after: str
     epoch: int | None
     before_score: float
-    """1 if the answer `before` is right, else 0; in a reward run its reward."""
+    """Score of the answer `before`: 1 if it is right, else 0; in a reward run its reward."""
     after_score: float
 
     @property
     def answers(self) -> tuple[tuple[str, str, float], ...]:
-        """Author, text and score of each of the two answers."""
+        """Heading (`Base model` or `Now`), text and score of each of the two answers."""
         return ("Base model", self.before, self.before_score), ("Now", self.after, self.after_score)
 
 
@@ -206,7 +208,8 @@ def environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Return a value as the page shows it. Only markup that this program made stays markup."""
+    """Return a template's value as the page shows it. A text is made printable, and the template escapes it.
+    Only markup that this program made stays markup."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
@@ -223,7 +226,8 @@ def run_page(
     by_running_node: bool,
     has_manifest: bool,
 ) -> str:
-    """Return the page of a run. `has_manifest` says whether its manifest lies beside the page."""
+    """Return the page of a run. `has_manifest` says whether the run's manifest is published beside the
+    page."""
     quality = run.quality
     metric = _metric(run)
     base = quality.base.value if quality and quality.base else None
@@ -311,5 +315,5 @@ def _left(run: RunFile) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return any page from its template."""
+    """Return a page: the file `template`, filled in with `values`."""
     return environment().get_template(template).render(**values)

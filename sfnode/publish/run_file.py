@@ -1,9 +1,9 @@
-"""`run.json`: the contents of a published page, for programs. `join` reads its contacts, and `publish
-directory` its figures.
+"""`run.json`: the contents of a published page, for programs. `sfnode join` reads its contacts, and `sfnode
+publish directory` reads its figures.
 
-It has the fields that `sfnode.peers.contacts` reads, and more. A reader cannot trust the file: every text is
-bounded and printable, and every list is short. Readers ignore unknown keys, so that later versions can add
-some.
+The file has the fields that `sfnode.peers.contacts` reads, and more. Strangers may have written it. So
+`RunFile.parse` accepts only printable texts of bounded length and short lists. Readers ignore unknown keys,
+so that later versions can add keys.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ MAX_TITLE, MAX_WORDS = 120, 400
 """Maximum length of a title, and of any other line of text, in characters."""
 
 MAX_CURVE = 200
-"""Maximum number of points of the curve: more than a page can show."""
+"""Maximum number of points of the curve of evaluations, the same as in the widest drawing on a page."""
 
 MAX_PROGRESS = 200
-"""Maximum number of earlier publications in the file, from which rates are computed. Above it, some old ones
-are dropped."""
+"""Maximum number of earlier publications whose progress is kept in the file, to compute the rate of updates.
+When this number is reached, some old ones are dropped."""
 
 MAX_TURNS = 64
-"""Maximum number of decisions in the file that prove elections. The proof takes two decisions, and two more
-for each elected organiser that named new stand-ins."""
+"""Maximum number of decisions in the file that prove the current organiser's election. An election takes two:
+the election itself, and the decision that named the stand-ins who voted. If an elected organiser named them,
+the proof contains that organiser's election, too."""
 
 MAX_CONTACTS = 32
-"""Maximum number of addresses, which is also the maximum in a link."""
+"""Maximum number of addresses in the file. A link has the same maximum."""
 
 MOST_COUNT = (1 << 63) - 1
 """The largest count that the protocol can express."""
 
 MOST_VALUE = MOST_COUNT / 10**6
-"""Largest finite number that an evaluation in the signed log can have. Sums of such numbers can still be
-drawn."""
+"""Largest finite number that an evaluation in the signed log can have. Even the sum of two such numbers is
+finite, so that it can be drawn."""
 
 
 def _readable(text: str) -> str:
@@ -102,7 +103,7 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
 class PublishedSeal(Answer):
-    """The last seal whose updates were all stored here."""
+    """The last seal whose updates were all in the publishing node's log."""
 
     epoch: Count
     updates: Count
@@ -125,7 +126,7 @@ class RunQuality(Answer):
 
 
 class CurvePoint(Answer):
-    """A sealed epoch on the curve: the metric's value with its 95 % interval."""
+    """A point of the curve: the metric's value after a sealed epoch, with its 95 % confidence interval."""
 
     epoch: Count
     value: Value
@@ -134,24 +135,24 @@ class CurvePoint(Answer):
 
 
 class ProgressMoment(Answer):
-    """Progress of the run at an earlier publication."""
+    """Progress of the run at one publication."""
 
     at: Annotated[int, Field(ge=0, lt=1 << 40)]
-    """Seconds since 1970."""
+    """Time of the publication, in seconds since 1970."""
     updates: Count
 
 
 class Sizes(Answer):
-    """Numbers of bytes."""
+    """Sizes of files, in bytes."""
 
     log: Count
     """Size of the signed log on the publishing node's disk."""
     model: Count | None
-    """Size of the base model's files; None if they are not in that node's folder."""
+    """Size of the base model's files; None if the publishing node's folder does not have them."""
 
 
 class RunFile(Answer):
-    """A run as its page shows it."""
+    """The contents of `run.json`: a run, as its page shows it."""
 
     version: Literal[1] = 1
     run_id: Hex32
@@ -165,17 +166,17 @@ class RunFile(Answer):
     updated: Moment
     """Time of the publication, in UTC."""
     url: WebAddress = ""
-    """Address of the page, with / at its end; empty if the organiser did not give it."""
+    """Address of the page, with / at its end; empty if the publisher gave no address."""
     protocol: Annotated[int, Field(ge=1, lt=1 << 32)]
     organised: bool
     complete: bool
     model: Line
     licence: Line = ""
-    """Licence that the base model's card names; empty without a card or a licence in it."""
+    """Licence that the base model's README names; empty if there is no README, or no licence in it."""
     task: Line
     data: Line
     updates: Count
-    """Number of updates that count; in an open run, of all updates."""
+    """Number of updates that count. In an open run all updates count."""
     budget: Count
     members: Count
     """Number of origins with updates that count."""
@@ -192,15 +193,17 @@ class RunFile(Answer):
     sizes: Sizes
     progress: Annotated[tuple[ProgressMoment, ...], Field(max_length=MAX_PROGRESS)] = ()
     manifest: Annotated[str, Field(max_length=MAX_FILE)] = ""
-    """The run's manifest as it is sent (SPEC M2), in base64; empty without a signature."""
+    """The run's manifest in the form in which nodes send it (SPEC M2), in base64; empty in an unsigned
+    file."""
     succession: Frame = ""
-    """The last succession as it is sent (SPEC O4), in hex; empty if there was none."""
+    """The run's last succession in the form in which nodes send it (SPEC O4), in hex; empty if there was
+    none, and in an unsigned file."""
     elections: Annotated[tuple[tuple[Hex32, Frame], ...], Field(max_length=MAX_TURNS)] = ()
     """Decisions after `succession` that elected organisers (SPEC O23) and named stand-ins. Each decision is
     given as the chain hash before it and a Control message that contains it, both in hex."""
     signature: Hex64 | None = None
-    """Signature by the organiser, over `sfnode-run-file` and all of the file before this last field; null if
-    the publisher did not have the key."""
+    """Signature by the organiser; None if the publisher could not sign. The signed message is the text
+    `sfnode-run-file`, followed by all bytes of the file before this last field."""
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:
@@ -220,7 +223,7 @@ class RunFile(Answer):
 
 
 def bad_run_file(source: str, reason: str) -> UserError:
-    """Return the error for a file that cannot be used."""
+    """Return the error for a `run.json` that cannot be used."""
     return UserError(
         Code.BAD_RUN_FILE,
         f"{source} is no run.json that can be used: {reason}",
@@ -229,7 +232,8 @@ def bad_run_file(source: str, reason: str) -> UserError:
 
 
 def earlier(folder: Path, run_id: bytes) -> RunFile | None:
-    """Return the last publication in a folder; None if the folder has no readable one of this run."""
+    """Return the `run.json` that was last published in a folder; None if there is none, if it cannot be read,
+    or if it is of another run."""
     try:
         found = RunFile.parse((folder / NAME).read_bytes(), NAME)
     except (OSError, UserError):
@@ -238,8 +242,8 @@ def earlier(folder: Path, run_id: bytes) -> RunFile | None:
 
 
 def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[ProgressMoment, ...]:
-    """Return the progress at earlier publications and now. If there are MAX_PROGRESS earlier ones, every
-    second one of the older half is dropped."""
+    """Return the progress at earlier publications, of which `before` is the last, and the progress now. If
+    there are MAX_PROGRESS earlier publications, every second one of the older half is dropped."""
     moments = [one for one in (before.progress if before else []) if one.at < int(now.timestamp())]
     if len(moments) >= MAX_PROGRESS:
         half = len(moments) // 2
@@ -248,13 +252,13 @@ def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Progr
 
 
 DAY, LEAST_SPAN = 86_400, 300
-"""Usual and minimum time, in seconds, over which the rate of updates is measured. It is shorter than usual if
-no publication is old enough."""
+"""Usual and minimum time, in seconds, over which the rate of updates is measured. The time is shorter than
+usual in the first day after the first publication."""
 
 
 def hourly(moments: Sequence[ProgressMoment]) -> float | None:
-    """Return the updates per hour over the last day, or since the first publication if that is later; None if
-    this time is shorter than LEAST_SPAN."""
+    """Return the updates per hour over the last day or, in the first day, since the first publication; None
+    if the first publication was less than LEAST_SPAN ago."""
     last = moments[-1]
     old = [one for one in moments if one.at <= last.at - DAY]
     first = old[-1] if old else moments[0]

@@ -1,9 +1,9 @@
 """The organiser's signature of a `run.json`, which can be checked with the file alone.
 
-The file contains the manifest, whose hash is the run id. It also contains the succession and the elections
-that led to the organiser's current key (SPEC O3, O4, O23). As in the run, another key can be elected by more
-than half of the stand-ins that were named since that succession. The signature is the last field and covers
-all bytes before it, so that no canonical form is needed.
+The file proves which key is the organiser's (SPEC O3, O4, O23). The manifest in it, whose hash is the run id,
+names the first key. A succession in it shows that deputies chose a later key. Elections in it show that more
+than half of the stand-ins chose a still later key. The signature is the last field of the file and covers all
+bytes before it, so that no canonical form is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _DOMAIN = b"sfnode-run-file"
 _FIELD = b',"signature":'
 
 Turns = tuple[tuple[bytes, int, Entry], ...]
-"""Decisions that prove elections, each with the chain hash before it and its position in the control feed."""
+"""Decisions that prove elections. Each item is the chain hash before a decision, the decision's position in
+the control feed, and the decision."""
 
 
 class Signer(NamedTuple):
@@ -42,8 +43,8 @@ class Signer(NamedTuple):
     sign: Sign
 
     def write(self, run: RunFile) -> bytes:
-        """Return the bytes of a signed file. If a signed file would be too large (MAX_FILE, MAX_TURNS),
-        return an unsigned one."""
+        """Return `run` as the bytes of a signed file. If that file would exceed MAX_FILE or MAX_TURNS, return
+        the bytes of an unsigned file."""
         last, form, turns = self.control.succession, self.manifest.parameters().form, self.control.turns()
         if len(turns) > MAX_TURNS:
             return run.write()
@@ -61,8 +62,8 @@ class Signer(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A signature, with the proof of the key that must have made it: the manifest's key, or one that deputies
-    or stand-ins chose."""
+    """A signature of a `run.json`, with the data that prove which key is the organiser's: the key in the
+    manifest, or a key that deputies or stand-ins chose."""
 
     authority: Authority
     succession: Succession | None
@@ -76,8 +77,9 @@ class Signature(NamedTuple):
         return key is not None and signed_by(key, self.said, self.signature)
 
     def signer(self, successions: list[Succession]) -> tuple[int, bytes | None]:
-        """Return the current term and its signing key, after these successions and the elections in the file.
-        Successions without enough votes are ignored."""
+        """Return the current term and the key that signs in it, as they follow from `successions` and the
+        elections in the file. The key is None if these elections are not valid. Successions without enough
+        votes are ignored."""
         control = ControlFeed(self.authority)
         for one in successions:
             with suppress(RemoteProtocolError):
@@ -86,8 +88,8 @@ class Signature(NamedTuple):
 
 
 def signature_of(run: RunFile, data: bytes, source: str) -> Signature | None:
-    """Return the signature of a file with these bytes; None without one. Raises UserError BAD_RUN_FILE for an
-    invalid signature."""
+    """Return the signature of the file `run`, whose bytes are `data`; None if the file is not signed. Raises
+    UserError BAD_RUN_FILE if the signature is invalid."""
     if run.signature is None:
         return None
     said, _, rest = data.rpartition(_FIELD)

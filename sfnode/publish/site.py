@@ -33,12 +33,12 @@ MANIFEST = "run.toml"
 
 
 class Published(NamedTuple):
-    """A page that was written."""
+    """Result of publishing a page once."""
 
     run: RunFile
     page_bytes: int
     unmatched: Sequence[str]
-    """Keys that should be hidden but match no member."""
+    """Beginnings of keys that should be hidden, but match no member's key."""
     signed: bool
     """Whether `run.json` has its organiser's signature."""
 
@@ -67,11 +67,12 @@ class PublishedFolder:
         now: datetime,
         signer: Signer | None = None,
     ) -> Published:
-        """Write the page from the current log. `run.json` is signed if there is a `signer` and the manifest
-        may be published.
+        """Write the page, `run.json` and the manifest from the current log. A manifest with names of this
+        machine's folders is not written. `run.json` is signed if there is a `signer` and the manifest is
+        written.
 
-        Raises UserError BAD_OPTION for a folder with another page, DATA_DIR_UNUSABLE and DISK_FULL if it
-        cannot be written, and the errors of `facts.gather`.
+        Raises UserError BAD_OPTION if the folder has a page of another run, DATA_DIR_UNUSABLE or DISK_FULL if
+        the folder cannot be written, and the errors of `facts.gather`.
         """
         with disk_faults(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ class PublishedFolder:
             ).encode()
             if public:
                 write(self._folder / MANIFEST, manifest.to_toml().encode())
-            else:  # without the names of folders its hash, the run id, would differ
+            else:  # with the folders' names removed, the manifest's hash would not be the run id
                 (self._folder / MANIFEST).unlink(missing_ok=True)
             plain = run.write()
             data = signer.write(run) if signer and public else plain
@@ -141,7 +142,8 @@ class PublishedFolder:
 
 
 def _licence(manifest: Manifest, layout: Layout) -> str:
-    """Return the licence in the base model's card; empty if the model's folder has no card."""
+    """Return the licence that the base model's README names; empty if there is no README, or no licence in
+    it."""
     source = manifest.model.source
     folder = EMBEDDED / public_name(source.removeprefix(BUILTIN)) if source.startswith(BUILTIN) else None
     folder = folder or model_of(layout, None)
@@ -149,15 +151,15 @@ def _licence(manifest: Manifest, layout: Layout) -> str:
 
 
 def _size_of(folder: Path) -> int | None:
-    """Return the size of the files in a folder, in bytes; None without the folder."""
+    """Return the size of the files in a folder, in bytes; None if the folder does not exist."""
     if not folder.is_dir():
         return None
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file, readable for everybody, under another name and rename it once it is complete. Raises
-    OSError."""
+    """Write a file under another name, and rename it to `path` once it is complete. With the usual umask, the
+    file can be read by a web server's user. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         scratch.write_bytes(content)

@@ -1,7 +1,7 @@
 """Limits on the traffic of a node: rates over all its links, and the bytes left of its daily quota.
 
-Links and transfers of the base model ask here first. The limits know neither what a frame means nor whose
-link it is.
+Links and bulk transfers, such as of the base model, wait here before they send or receive. The limits know
+neither what a frame means nor whose link it is.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sfnode.store.log import UpdateLog
 from sfprotocol.rate_limit import Bucket
 
 BULK_RESERVE = 0.5
-"""Share of the bucket that must be full before a bulk transfer may begin. Links do not wait for the reserve,
-so they come first."""
+"""Share of the token bucket that must be full before a bulk transfer may begin. Links need not wait for that,
+so they have precedence."""
 
 LONGEST_HOLD = 20.0
-"""Maximum time, in seconds, for which one bulk transfer may keep the links silent. Peers wait three times as
-long (SPEC L7)."""
+"""Maximum time, in seconds, for which one bulk transfer may keep the links silent. Peers drop a link only
+after three times as long a silence (SPEC L7)."""
 
 
 class RateLimit:
@@ -36,9 +36,9 @@ class RateLimit:
 
     def __init__(self, bandwidth: Bandwidth) -> None:
         self.total = 0
-        """Bytes since the start."""
+        """Bytes carried since the start."""
         self.largest_bulk: float = math.inf
-        """Bytes that one bulk transfer may take at once."""
+        """Maximum number of bytes of one bulk transfer."""
         self._bandwidth = bandwidth
         self._rate: int | None = None
         self._bucket = Bucket(0.0, 0.0)
@@ -55,11 +55,12 @@ class RateLimit:
         await self._wait(0.0)
 
     async def ready_for_bulk(self) -> None:
-        """Wait until a bulk transfer may begin. Links come first."""
+        """Wait until a bulk transfer may begin. Links have precedence."""
         await self._wait(BULK_RESERVE)
 
     def reserve(self, size: int) -> None:
-        """Reserve the bytes of a request until `count` says how many came."""
+        """Reserve `size` bytes for a request. The reservation ends when `count` is called with the number of
+        bytes that came."""
         self._bandwidth.reserved += size
         self._spend(size)
 
@@ -90,13 +91,14 @@ class RateLimit:
 
 
 class Bandwidth:
-    """The rate limits of both directions, and the bytes left for both together."""
+    """The rate limits of both directions, and the number of bytes that both directions together may still
+    carry."""
 
     def __init__(self) -> None:
         self.upload = RateLimit(self)
         self.download = RateLimit(self)
         self.on_exhausted: Callable[[], None] = lambda: None
-        """Called when no bytes are left."""
+        """Function that is called when no bytes are left."""
         self.reserved = 0
         """Bytes that were reserved and are not yet counted."""
         self._stop_at = math.inf
@@ -145,14 +147,14 @@ def _now() -> float:
 # a restart. The total is written to the update log now and then; a node that is killed loses the last half
 # minute. Counting happens on the event loop alone, and one thread writes at a time.
 FLUSH_INTERVAL = 30.0
-"""Seconds between two writes: each costs a commit."""
+"""Seconds between two writes of the day's traffic, each of which costs a commit."""
 
 _KEY = "traffic"
 
 
 class DailyTraffic:
-    """Bytes carried today, including those before a restart. Callers give the bytes since the start of the
-    process.
+    """Number of bytes carried today, including the bytes before a restart. Callers pass the number of bytes
+    since the start of the process.
 
     All methods are called on the event loop.
     """
@@ -171,15 +173,16 @@ class DailyTraffic:
         """Held until a write has ended, even if its caller is cancelled."""
 
     def today(self, total: int) -> int:
-        """Return the bytes of today. `total` is the number since the process started."""
+        """Return the number of bytes carried today. `total` is their number since the process started."""
         return self._count(total)[1]
 
     def remaining(self, mb_per_day: float | None, total: int) -> float:
-        """Return the bytes left of today's quota; infinity without a quota."""
+        """Return the number of bytes left of today's quota; infinity without a quota. `total` is the number
+        of bytes since the process started."""
         return math.inf if mb_per_day is None else max(0.0, mb_per_day * MEGABYTE - self.today(total))
 
     async def flush(self, total: int) -> None:
-        """Write the bytes of today durably, in the order of calls.
+        """Write the number of bytes carried today durably. Several calls write in their order.
 
         Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
         """

@@ -1,10 +1,11 @@
 """Measures the peak memory of an action and a device's free memory, and computes how large a model would fit.
 
 On a CPU the peak is the resident set of the whole process, which the machine must have: the kernel's
-high-water mark, reset before the action (proc(5), clear_refs). Only Linux has it. If it cannot be reset, the
-resident set is sampled; on other systems it is unknown. On CUDA the peak is that of torch's allocator. Before
-every action garbage is collected, and freed memory is returned to the system. Otherwise the action could
-reuse freed pages without raising the peak. This module knows neither models nor methods.
+high-water mark, reset before the action (proc(5), clear_refs). Only Linux has this mark. Where the mark
+cannot be reset, the resident set is sampled. On other systems the peak is unknown. On CUDA the peak is that
+of torch's allocator. Before every action garbage is collected, and freed memory is returned to the system.
+Otherwise the action could reuse freed pages without raising the peak. This module knows neither models nor
+training methods.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RUNS = 3
 repeatable."""
 
 SAMPLED = 0.002
-"""Seconds between samples of the resident set where there is no high-water mark."""
+"""Seconds between samples of the resident set where the high-water mark cannot be reset."""
 
 _SELF = Path("/proc/self")
 _GROUP = Path("/sys/fs/cgroup")
@@ -88,7 +89,8 @@ def room(device: torch.device) -> Room:
 
 
 def peak(action: Callable[[], object], device: torch.device) -> int | None:
-    """Return the peak of bytes in use while `action` runs, the median of RUNS; None where that is unknown."""
+    """Return the peak of bytes in use while `action` runs: the median of RUNS measurements. None where the
+    peak is unknown."""
     if device.type == "cuda":
         return int(statistics.median(_cuda_peak(action, device) for _ in range(RUNS)))
     if device.type != "cpu" or _line(_SELF / "status", "VmHWM:") is None:
@@ -97,8 +99,8 @@ def peak(action: Callable[[], object], device: torch.device) -> int | None:
 
 
 def most(device: torch.device) -> int | None:
-    """Return the peak of bytes in use since the process began, or since it was reset; None where that is
-    unknown."""
+    """Return the peak of bytes in use since the process began, or since the peak was last reset; None where
+    it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return _line(_SELF / "status", "VmHWM:") if device.type == "cpu" else None

@@ -1,8 +1,10 @@
-"""Rules for pauses of training (on battery, outside hours, while a game runs, when hot) and for rests.
+"""Rules for pauses of training (on battery, outside hours, while a game runs, when hot) and for rests between
+steps.
 
 Input: the owner's limits and the readings of the sensors. Output: reasons to pause and seconds to rest. Some
-limits name a condition, and the node pauses while it does not hold. Others name a rate (CPU seconds, busy
-seconds or joules per second), and a rest follows if it was exceeded. Pure: no clock, no sensors, no model.
+limits set a condition for training. The node pauses while the condition does not hold. Other limits set a
+rate (CPU seconds, busy seconds or joules per second). The node rests when the rate was exceeded. This module
+uses no clock, no sensors and no model.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from sfnode.limits import MEGABYTE, Hours, Limits
 from sfprotocol.rate_limit import Bucket
 
 BURST = 0.25
-"""Size of a bucket, in seconds of its rate: enough to lose no time between two steps, too little for a
-noticeable burst."""
+"""Size of a token bucket, in seconds of its rate: large enough to lose no time between two steps, too small
+for a noticeable burst."""
 
 COOL_DOWN = 3.0
-"""Degrees below the limit at which a hot device may continue. Without them it would pause and resume every
-second."""
+"""Number of degrees below the limit to which a hot device must cool before the node continues. Without this
+margin the node would pause and resume every second."""
 
 MEMORY_MARGIN = 0.95
-"""Share of the memory limit below which a process that exceeded it may continue. Without this margin it would
-pause and resume every second."""
+"""Share of the memory limit below which a process that exceeded the limit may continue. Without this margin
+the process would pause and resume every second."""
 
 
 class Readings(NamedTuple):
@@ -54,19 +56,20 @@ class PauseReason(NamedTuple):
     """One reason not to compute."""
 
     limit: str | None
-    """Name of the limit that asks for the pause; None if the owner asked for it."""
+    """Name of the limit that requires the pause (or DISK or ROOM of the limiter); None if the owner asked for
+    the pause."""
     text: str
     """The reason as text for people."""
 
 
 def pause_reasons(limits: Limits, readings: Readings, before: Collection[str | None]) -> list[PauseReason]:
-    """Return the reasons to pause now. `before` has the names of the limits that asked for a pause until
-    now."""
+    """Return the reasons to pause now. `before` has the names of the limits that have required the pause
+    until now."""
     return [PauseReason(name, text) for name, holds, text in _rules(limits, readings, before) if holds]
 
 
 def _rules(limits: Limits, now: Readings, before: Collection[str | None]) -> Iterator[tuple[str, bool, str]]:
-    """Yield for each set limit its name, whether it asks for a pause, and the reason."""
+    """Yield, for each limit that is set, its name, whether it requires a pause, and the reason as text."""
     if limits.hours is not None:
         yield "hours", now.moment not in Hours(limits.hours), f"hours: only {limits.hours}"
     if limits.idle is not None:
@@ -95,9 +98,9 @@ def normalised_program(name: str) -> str:
 def spare_cores(free: float, before: int | None) -> int:
     """Return the number of cores for threads of the engine.
 
-    Threads share pieces of work that take milliseconds, so a thread without a core delays all others. Half a
-    free core is enough for a thread. `before` is the last result, and keeps the number from changing with
-    each small change of the load.
+    Threads share computations that take milliseconds, so a thread without a core delays all others. Half a
+    free core counts as a core. `before` is the last result. It keeps the number from changing with each small
+    change of the load.
     """
     most, least = (max(1, math.floor(free + margin)) for margin in (0.5, 0.25))
     return most if before is None else min(max(before, least), most)
@@ -114,7 +117,7 @@ class ComputeUsage(NamedTuple):
 
 
 class ComputeRate:
-    """The rests between steps for the limits on CPU, GPU and power."""
+    """The rests between steps that the limits on CPU, GPU and power require."""
 
     def __init__(self, limits: Limits, cores: float, usage: ComputeUsage, now: float) -> None:
         rates = (_share(limits.cpu, cores), _share(limits.gpu, 1), limits.watts)

@@ -4,8 +4,8 @@ Reads only the sensors that a limit needs: through psutil, and for NVIDIA GPUs t
 is installed. `policy` decides what follows from the readings.
 
 Cgroups may allow this process fewer cores than there are (`docker run --cpus`, systemd's `CPUQuota=`). With
-such a limit all cores are still visible. Threads on all of them would use up their time in the first part of
-each tenth of a second, and stand still for the rest.
+such a limit all cores are still visible. With a thread on each of them, the process would use up its time in
+the first part of each tenth of a second, and stand still for the rest of it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from sfnode.resources.policy import Readings, normalised_program
 
 BUSY_SHARE = 0.15
 """Share of all cores above which other programs count as somebody using the machine. An idle desktop takes a
-few percent, a film ten."""
+few percent, and playing a film ten percent."""
 
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
-"""Drivers that measure a processor, as Linux names them, the most exact first."""
+"""Linux names of the drivers that measure a processor's temperature, the most exact driver first."""
 
 DAEMON = "p2pd"
 """Process name of the network daemon."""
 
 MIN_SPAN = 1.0
-"""Minimum time, in seconds, over which the load is measured. The system counts in hundredths of a second."""
+"""Minimum time, in seconds, over which the load is measured. A shorter time would be inexact, because the
+system counts CPU time in hundredths of a second."""
 
 _psutil: Any = psutil
 """The module psutil, untyped: some of its functions exist on some systems only."""
 
 
 class Sensors:
-    """The sensors for one node that computes on `devices`. Not for two threads at once, except `joules`."""
+    """The sensors for one node that computes on `devices`. Only one thread at a time may use them, except for
+    `joules`."""
 
     def __init__(self, *devices: str) -> None:
         self._devices = tuple(dict.fromkeys(devices))
@@ -128,7 +130,7 @@ class Sensors:
 
 
 def allowed_here() -> float:
-    """Return the number of cores that this process may use; in a container perhaps a fraction of one."""
+    """Return the number of cores that this process may use. In a container the number may be a fraction."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(found, allowed_cores())
 
@@ -138,7 +140,7 @@ _NVML = "Install it with `pip install 'sfnode[nvml]'`, or take the limit away."
 
 
 class Nvidia:
-    """One GPU through NVML."""
+    """The sensors of one NVIDIA GPU, which are read through NVML."""
 
     def __init__(self, device: str, limit: str) -> None:
         try:
@@ -162,7 +164,7 @@ class Nvidia:
         return float(self._query(lambda: self._library.nvmlDeviceGetPowerUsage(self._handle))) / 1000
 
     def busy(self) -> float:
-        """Return the share of the last moments in which the GPU was busy."""
+        """Return the share of the last sampling period (a second or less) in which the GPU was busy."""
         return float(self._query(lambda: self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu)) / 100
 
     def _open(self, device: str) -> Any:
@@ -217,7 +219,7 @@ def _used_by(process: psutil.Process) -> _Used:
 
 
 class NetworkDaemon:
-    """The network daemon of this process, together with its predecessors."""
+    """The network daemon of this process, together with the earlier daemons that it has replaced."""
 
     def __init__(self, parent: psutil.Process) -> None:
         self._parent = parent
@@ -228,10 +230,10 @@ class NetworkDaemon:
         messages to this process."""
 
     def used(self) -> _Used:
-        """Return the usage of the daemon and its predecessors together. The bytes are those to and from the
-        network and this process.
+        """Return the usage of the present daemon and the earlier ones together. The bytes are those that they
+        exchanged with the network and with this process.
 
-        The daemon's own traffic with other peers is counted nowhere else.
+        This is the only count of traffic that the daemon has with other peers by itself.
         """
         try:
             if self._process is None:
@@ -278,7 +280,8 @@ def running_programs() -> frozenset[str]:
 
 
 def terminals_idle() -> float:
-    """Return the seconds since a key was last pressed in a terminal with a login, as `w` shows them."""
+    """Return the seconds since a key was last pressed in a terminal with a login, as the command `w` shows
+    them; infinity without such a terminal."""
     pressed = []
     for user in psutil.users():
         with suppress(OSError):
@@ -293,7 +296,8 @@ def _on_mains() -> bool:
 
 
 class _Load(NamedTuple):
-    """CPU seconds until now: used on the whole machine, used by this node's processes, and available."""
+    """CPU seconds until a moment: used on the whole machine (`busy`), used by this node's processes (`own`),
+    and available (`capacity`)."""
 
     at: float
     """Time of the measurement, by `time.monotonic`."""

@@ -1,7 +1,8 @@
-"""Types of the answers of the control API, and of the output of `--json` and metrics. Imports neither the
-node nor the engine.
+"""Types of the answers of the control API, of the output of commands with `--json`, and of metrics. The
+package imports neither the node nor the engine.
 
-Its modules are loaded on first use, because importing pydantic takes longer than most commands run.
+Its modules are loaded on first use, because importing pydantic would take longer than most commands take
+otherwise.
 """
 
 from __future__ import annotations

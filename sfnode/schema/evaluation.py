@@ -34,7 +34,7 @@ class Evaluation(Answer):
     high: float
     """Upper end of the value's 95 % confidence interval; infinite for the perplexity of a single row."""
     loss: float
-    """Mean loss of the rows in nats, which is the loss that training lowers; in a reward run 1 minus the mean
+    """Mean over the rows of the loss that training minimises, in nats. In a reward run it is 1 minus the mean
     reward."""
     count: int
     """Number of rows."""
@@ -61,22 +61,24 @@ class StepShare(NamedTuple):
     rows.
 
     q is the scalar of an update; s, i and j are its signs and coordinates (SPEC R6). G has the derivatives of
-    the validation loss with respect to the entries of every layer's core, at the middle of the epoch's step.
-    Then p, the sum of s * G[i, j] over layers, is the scalar that the validation rows would have given. For
-    first-order updates `sum` is the score in standard deviations, and `squares` is 1.
+    the validation loss with respect to the entries of every layer's core, at the middle of the epoch's step
+    (at its beginning if the loss is lower there). Then p, the sum of s * G[i, j] over layers, is the scalar
+    that the validation rows would have given. For first-order updates `sum` is the score of SPEC O16, in
+    standard deviations, and `squares` is 1.
     """
 
     updates: int
     sum: float
-    """Sum of the square roots of |q * p| with the signs of q * p; positive if the scalars agree with the
-    slopes. Products have heavy tails, so that a few of them would dominate a sum without roots. With roots,
-    half as many updates are equally informative."""
+    """Sum over the updates of sqrt(|q * p|), each with the sign of q * p. It is positive if the scalars
+    mostly have the signs of the slopes on validation rows. The products q * p have heavy tails, so a few of
+    them would dominate a sum without roots. The roots halve the number of updates needed for the same
+    certainty."""
     squares: float
     """Sum of |q * p|, which would be the variance of `sum` if the scalars had random signs."""
     worth: float
     """Decrease of the validation loss by the updates with factor 1, in nats. It is the Aumann-Shapley value
     of the feed in the epoch's step, computed with the midpoint rule. The worths of all feeds add up to the
-    gain of the whole step, to third order."""
+    decrease of the loss by the whole step, with an error of third order in the size of the step."""
     error: float
     """Standard error of `worth` over the validation rows."""
 
@@ -85,31 +87,30 @@ class ProbeEvaluation(Evaluation):
     """Scores of a linear probe on the rows on which a run's model was measured (`engine.probe`)."""
 
     rows: int
-    """Number of training rows that the probe was fitted to."""
+    """Number of training rows to which the probe was fitted."""
     lead: float
-    """Difference of the mean losses, the model's minus the probe's, in nats; positive if the probe is
-    better."""
+    """Mean loss of the model minus mean loss of the probe, in nats; positive if the probe is better."""
     error: float
     """Standard error of `lead`."""
 
     @property
     def better(self) -> bool:
-        """Whether the probe is better than the model by more than chance."""
+        """Whether the probe is better than the model by more than two standard errors."""
         return self.lead > 2 * self.error
 
 
 class BaselineEvaluation(Evaluation):
-    """Scores of a baseline without a model on the same rows (`tasks.baselines`)."""
+    """Scores of a baseline that uses no pretrained model, on the test rows of a run (`tasks.baselines`)."""
 
     name: str
     """Name of the baseline: the commonest label, or TF-IDF with logistic regression."""
     rows: int
-    """Number of training rows that the baseline was fitted to: this node's own rows, and the run's public
-    rows."""
+    """Number of training rows to which the baseline was fitted. These are this node's own rows and the run's
+    public rows."""
 
 
 class LayerDrift(Answer):
-    """Drift of the weights of one trained matrix."""
+    """Drift of one trained matrix: its distance from the same matrix of the base model."""
 
     name: str
     norm: float
@@ -119,15 +120,15 @@ class LayerDrift(Answer):
 
 
 class Drift(Answer):
-    """Distance of a model from its base (`engine.drift`)."""
+    """Distance of a model from its base model (`engine.drift`)."""
 
     norm: float
     """Frobenius norm of the change by training, over all trained matrices."""
     distance: float
     """`norm` divided by the norm of these matrices in the base model."""
     kl: float | None
-    """Mean of KL(base || model), in nats a token, over neutral text and the base model's continuation of each
-    line; None for a classifier."""
+    """Mean of KL(base model || model), in nats per token. The tokens are those of some neutral lines of text,
+    and of the base model's continuation of each line. None for a classifier."""
     tokens: int
     """Number of predicted tokens over which `kl` is the mean; 0 for a classifier."""
 
@@ -139,7 +140,7 @@ class LayeredDrift(Drift):
 
     @property
     def whole(self) -> Drift:
-        """The total drift, without the drifts of single matrices."""
+        """The drift over all trained matrices, without the list of single matrices."""
         return Drift(norm=self.norm, distance=self.distance, kl=self.kl, tokens=self.tokens)
 
 
@@ -149,16 +150,17 @@ class NodeEvaluation(Evaluation):
     seconds: float
     """Time at which the evaluation finished, in seconds since the start of the node."""
     known: int
-    """Number of updates in the model; 0 for the base model."""
+    """Number of updates in the evaluated model; 0 if `base`."""
     base: bool
     """Whether the base model was evaluated."""
     digest: str | None
-    """State digest (SPEC D3) of the model; for a seal the core digest of the counted updates; None for the
-    base model."""
+    """State digest (SPEC D3) of the model in an open run; in an organised run, core digest (SPEC D5) of the
+    updates that the last seal counts; None if `base`."""
     drift: Drift | None = None
-    """Distance of the model from its base; None for the base model."""
+    """Distance of the model from its base model; None if `base`."""
     probe: ProbeEvaluation | None = None
-    """The linear probe, if it was asked for. None if more than a linear head is trained, or if too few states
-    of training rows are kept."""
+    """Result of the linear probe. None if it was not requested, if more than a linear head is trained, or if
+    too few hidden states of training rows are kept."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """Results of baselines without a model, if they were asked for; empty for a task without labels."""
+    """Results of baselines without a model; empty if they were not requested, and for a task without
+    labels."""

@@ -1,4 +1,4 @@
-"""The past of a run, as commands print it with --json (docs/json.md): history, seals and members."""
+"""Output of commands with `--json` about the past of a run (docs/json.md): history, seals and members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sfnode.schema.organising import EpochEvaluation
 
 
 class OriginPart(Answer):
-    """Updates of one origin."""
+    """Number of an origin's updates in an epoch."""
 
     origin: str
     name: str | None = None
@@ -29,9 +29,10 @@ class EpochEntry(Answer):
     counted: int
     """Number of the epoch's updates that count now, after all decisions."""
     factor: float | None
-    """Factor of the epoch's seal. Like `digest` and `evaluation`, None in an open run."""
+    """Factor with which the seal multiplies the epoch's updates. `factor`, `digest` and `evaluation` are None
+    in an open run."""
     rate: float
-    """Learning rate of updates with the epoch's label."""
+    """Learning rate at which updates with the epoch's label are applied."""
     digest: str | None
     """Named digest in the seal (SPEC O10)."""
     evaluation: EpochEvaluation | None
@@ -41,12 +42,13 @@ class EpochEntry(Answer):
 
 
 class Decided(Answer):
-    """A decision, or in an open run an epoch, with the fields that every view shows."""
+    """A decision with the fields that every view shows. In an open run, which has no decisions, an epoch
+    takes its place."""
 
     position: int | None
     """Number of the decision in the control feed, from 0; None in an open run."""
     kind: str
-    """Name of the decision in lower case; `seal` and `epoch` entries have an `epoch`."""
+    """Name of the kind of decision, in lower case; `epoch` for an epoch of an open run."""
     text: str
     """Content of the decision, in words."""
     arrived: int | None = None
@@ -55,15 +57,16 @@ class Decided(Answer):
 
 
 class HistoryEntry(Decided):
-    """A decision with all its consequences; in an open run an epoch."""
+    """A decision with its term and, if it is a seal, the sealed epoch. In an open run each entry is an
+    epoch."""
 
     term: int | None
-    """Number of successions before the decision; None in an open run."""
+    """Term in which the decision was signed; None in an open run."""
     epoch: EpochEntry | None = None
 
 
 class HistoryResult(Answer):
-    """`sfnode log --json`."""
+    """Output of `sfnode log --json`."""
 
     run_id: str
     run_name: str
@@ -72,49 +75,51 @@ class HistoryResult(Answer):
     counted: int
     """Number of updates that count."""
     waiting: int
-    """Number of updates stored here that no seal has judged; 0 in an open run."""
+    """Number of updates in this node's log that no seal has judged; 0 in an open run."""
     complete: bool
-    """Whether the run is complete. After that no more updates are made, and waiting updates never count."""
+    """Whether the run is complete. Nodes make no more updates in a complete run, and updates that still wait
+    for a seal never count."""
     budget: int
     parent: Parent | None
-    """The state of the other run from which this run was forked; None if it is not a fork."""
+    """The run, and its state, from which this run was forked; None if this run is not a fork."""
     entries: list[HistoryEntry]
-    """Decisions and seals, the oldest first."""
+    """Decisions, the oldest first; in an open run, epochs."""
 
 
 class Ranked(Answer):
     """A member of an organised run, ranked by its contribution."""
 
     rank: int
-    """Rank, from 1, in descending order of worth, and with equal worth of updates that count."""
+    """Rank, from 1. Members are ranked by worth; members of equal worth are ranked by the number of their
+    updates that count."""
     origin: str
     name: str | None
     """Display name that the member chose; None without one."""
     counted: int
     """Number of the member's updates that count."""
     measured: int
-    """Number of counted updates whose worth was measured."""
+    """Number of the member's counted updates whose worth was measured."""
     worth: int
-    """Decrease of the validation loss by these updates, in units of 10^-9 nats, from the figures in the
-    control feed (SPEC O16)."""
+    """Decrease of the validation loss by the measured updates, in units of 10^-9 nats, according to the
+    organiser's decisions (SPEC O16)."""
     revoked: bool
     left_out: str | None = None
     """Reason why the member's latest work was left out; None if that work counts."""
 
 
 class Verdict(Answer):
-    """Outcome of a member's work in a round."""
+    """Verdict on the updates that a member made in one epoch, in one incarnation."""
 
     epoch: int
     incarnation: int
     named: int
     counted: int
     reason: Uncounted | None
-    """Reason why the work does not count; None if it counts."""
+    """Reason why these updates do not count; None if they count."""
 
 
 class WhyResult(Answer):
-    """`sfnode log --why MEMBER --json`."""
+    """Output of `sfnode log --why MEMBER --json`."""
 
     run_id: str
     member: int
@@ -125,23 +130,24 @@ class WhyResult(Answer):
 
 
 class Remeasured(Answer):
-    """Comparison of an epoch's worths that the organiser signed with worths that were measured here."""
+    """Comparison of the feeds' worths in one epoch as the organiser signed them and as this machine measured
+    them. A worth is the decrease of the validation loss by a feed's updates."""
 
     epoch: int
     rows: int
     said: int
-    """Sum of all feeds' worths with factor 1, according to the control feed, in units of 10^-9 nats."""
+    """Sum of all feeds' worths with factor 1, as the organiser signed them, in units of 10^-9 nats."""
     found: int
     """Sum of all feeds' worths with factor 1, as measured here, in units of 10^-9 nats."""
     off: float
-    """Sum over feeds of the absolute difference between the two worths, divided by the sum of the absolute
-    worths in the control feed."""
+    """Relative difference: the sum over feeds of |signed worth - measured worth|, divided by the sum over
+    feeds of |signed worth|."""
     agrees: bool
-    """Whether `off` is within the tolerance."""
+    """Whether `off` is at most `LeaderboardResult.tolerance`."""
 
 
 class LeaderboardResult(Answer):
-    """`sfnode leaderboard --json`."""
+    """Output of `sfnode leaderboard --json`."""
 
     run_id: str
     run_name: str
@@ -153,13 +159,14 @@ class LeaderboardResult(Answer):
     """Whether every signature and every seal of the log was checked."""
     members: list[Ranked]
     tolerance: float | None = None
-    """Maximum `off` at which an epoch agrees; None if nothing was measured again."""
+    """Maximum `Remeasured.off` at which the measured worths of an epoch agree with the signed ones; None if
+    no epoch was measured again."""
     epochs: list[Remeasured]
-    """Epochs that were measured again."""
+    """Epochs whose worths this machine measured again."""
 
 
 class CheckoutResult(Answer):
-    """`sfnode history checkout --json`."""
+    """Output of `sfnode history checkout --json`."""
 
     run_id: str
     epoch: int
@@ -175,12 +182,12 @@ class CheckoutResult(Answer):
 
 
 class Contributor(NamedTuple):
-    """An origin with updates that count."""
+    """An origin whose updates count in an exported model."""
 
     origin: str
     """Key, in hex."""
     name: str
-    """Display name and team that the origin chose; empty without one."""
+    """Display name and team that the origin chose; empty if it chose neither."""
     updates: int
     """Number of the origin's updates that count."""
 
@@ -194,12 +201,12 @@ class EvaluatedModel(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """The exported state of a run."""
+    """The state of a run from which a model was exported."""
 
     seal: int | None
     """Epoch of the seal; None in an open run, and with --as-of-now."""
     digest: str
-    """Core digest of the updates that the seal counts, or else the state digest; in hex."""
+    """Core digest of the updates that the seal counts; without a seal, the state digest. In hex."""
     updates: int
     amended: bool = False
     """Whether later decisions changed which updates of the seal count."""

@@ -31,8 +31,8 @@ class Trained(NamedTuple):
 
 LOSS = Trained("loss")
 REWARD = Trained("mean reward", rises=True)
-"""Trained quantity of reward runs. The loss of a row is 1 minus its reward. It is not in nats, and it jumps
-when a word changes."""
+"""Quantity that reward runs train. The loss of a row is 1 minus its reward. This loss is not in nats, and it
+is not continuous: one different word in an answer can change it from 0 to 1."""
 
 
 class Metric(NamedTuple):
@@ -40,11 +40,11 @@ class Metric(NamedTuple):
 
     name: str
     is_share: bool = True
-    """Whether it is between 0 and 1, and shown in per cent."""
+    """Whether the metric is between 0 and 1, and shown in per cent."""
     lower_is_better: bool = False
     trained: Trained = LOSS
     meaning: str = ""
-    """Plain words for its meaning, if its name is not enough."""
+    """The meaning of the metric in plain words; empty if its name is enough."""
 
 
 PASS_AT_1 = "pass_at_1"
@@ -62,14 +62,14 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """Return the metric called `name`. An organiser may name a metric that this version does not know; then
-    only its name is shown."""
+    """Return the metric called `name`. For a metric that this version does not know, the result has only the
+    name: an organiser with a later version may publish such a metric."""
     return METRICS.get(name) or Metric(name.replace("_", " "), is_share=False)
 
 
 def measure_of(found: Evaluation) -> tuple[str, bool]:
-    """Return a result's metric, and whether it is calibrated. Results that differ in either cannot be
-    compared."""
+    """Return the metric of a result, and whether the result is calibrated. Results can be compared only if
+    they have the same metric, and are both calibrated or both not."""
     return found.metric, found.calibrated
 
 
@@ -95,15 +95,16 @@ CLASSES_SHOWN = 5
 """Maximum number of classes whose figures are shown: those with the worst figures."""
 
 CHANCE = 3.0
-"""Threshold in standard deviations. A larger difference between classes is not taken for chance."""
+"""Number of standard deviations of chi-square above its mean. Beyond this threshold, differences between
+classes are not taken for chance."""
 
 
 def by_class(found: Evaluation) -> str:
     """Return the accuracy of the worst classes if classes differ by more than chance: `by class: complaint
     12.5 % of 8 rows, other 98.2 % of 380 rows`. Otherwise return an empty text.
 
-    Chance is judged with Pearson's chi-square of right and wrong answers. Its mean is the number of degrees
-    of freedom, and its variance is twice that number.
+    The test is Pearson's chi-square of right and wrong answers by class. By chance its mean is the number of
+    degrees of freedom, and its variance is twice that number.
     """
     classes = found.by_class
     right, count = sum(one.right for one in classes), sum(one.count for one in classes)
@@ -120,7 +121,7 @@ def by_class(found: Evaluation) -> str:
 
 
 TENTH = 0.0005
-"""Minimum difference that is shown. A smaller difference would be rounded to 0.0 %."""
+"""Minimum difference, as a fraction of 1, that is shown. A smaller difference would be rounded to 0.0 %."""
 
 
 def better_by(metric: str, before: float, after: float) -> str:
@@ -152,8 +153,8 @@ def result_in_words(found: EpochEvaluation) -> str:
 
 
 def drift_in_words(drift: Drift) -> str:
-    """Describe the drift of a model from its base, with its figures. Classifiers have no KL. A head that
-    begins at zero has no relative distance."""
+    """Describe the drift of a model from its base model, with figures. The text has no KL for a classifier,
+    and no relative distance for a head whose weights were zero at first."""
     if math.isinf(drift.distance):
         return moved_in_words(drift.distance)
     moved = f"weights moved by {drift.distance:.3g} of the base's norm"
@@ -163,7 +164,8 @@ def drift_in_words(drift: Drift) -> str:
 
 
 def moved_in_words(distance: float) -> str:
-    """Describe a relative distance of weights for people: `the weights have moved by 12 %`."""
+    """Describe the distance of weights from the base model, relative to their norm there: `the weights have
+    moved by 12 %`."""
     if math.isinf(distance):
         return "what is trained was zero at first"
     far = f"{100 * distance:.2g} %" if distance <= 1 else "more than they were"
@@ -188,5 +190,5 @@ def far(doing: DoingStatus) -> str:
 
 
 def doing_in_words(doing: DoingStatus) -> str:
-    """Describe a model's work, its progress and its duration: `measuring epoch 3, 12 s`."""
+    """Describe the work of a node's model, with its progress and its duration: `measuring epoch 3, 12 s`."""
     return ", ".join(filter(None, (doing.what, far(doing), span(doing.seconds))))

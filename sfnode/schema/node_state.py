@@ -1,7 +1,7 @@
-"""The state of a node, and of its run, in one word: the same in the control API, `--json`, metrics, dashboard
-and `top`.
+"""The states of a node and of its run, each in one word. The words are the same in the control API, `--json`,
+metrics, dashboard and `top`.
 
-Imports hardly more than the standard library, so that commands that only compare states start at once.
+This module imports only the standard library, so commands that only compare states start at once.
 """
 
 from __future__ import annotations
@@ -18,62 +18,69 @@ class NodeState(StrEnum):
     """The node asks peers which of its own updates they know, so that it signs no two different updates of
     one step."""
     CATCHING_UP = "catching-up"
-    """The node loads updates that its neighbours have and it lacks, even if the run is over."""
+    """The node loads updates that its neighbours have and it lacks. It does this in a complete run, too."""
     TRAINING = "training"
     WAITING = "waiting"
-    """The node may not make updates now, for the reason in `Status.wait`. It serves others meanwhile."""
+    """The node may not make updates now, for the reason in `Status.wait`. Meanwhile it still receives and
+    passes on updates."""
     PAUSED = "paused"
-    """The node computes nothing, because of its owner's request or a limit (see `Status.pauses`)."""
+    """The node computes nothing, because its owner paused it or because of a limit (see `Status.pauses`)."""
     FINISHING = "finishing"
-    """The node leaves as soon as neighbours have its step."""
+    """The node ends as soon as its neighbours have its last updates."""
     IDLE = "idle"
-    """The node serves others and computes nothing. It is a relay, or a trainer that made all its steps."""
+    """The node receives and passes on updates and computes nothing. It is a relay, or a trainer that has made
+    all its steps."""
     COMPLETE = "complete"
     """The run is over. All its updates are stored here, except those that a neighbour announces but does not
-    send. This node will make no more. Once all nodes are complete with equal digests, they stay equal."""
+    send. This node will make no more. Once all nodes are complete and have equal digests, the digests stay
+    equal."""
 
 
 class Wait(StrEnum):
     """Reasons why a trainer may not make updates now, most of them in an organised run only."""
 
     WORK = "work"
-    """The node is not admitted, and computes the proof of work for its join request."""
+    """The organiser has not admitted the node, which still computes the proof of work for its join
+    request."""
     JOIN_REQUEST = "petition"
-    """The node is not admitted, and its join request waits."""
+    """The organiser has not admitted the node, whose join request waits for a decision."""
     ORGANISER = "organiser"
-    """The node is not admitted, and the organiser here does not sign yet."""
+    """This node is to organise the run, but does not sign decisions yet."""
     QUOTA = "quota"
     """The node has made all updates that its quota allows in the open epoch."""
     REVOKED = "revoked"
     """The node's admission was revoked."""
     DECISIONS = "decisions"
-    """Decisions on which the node's own updates depend are missing."""
+    """The node's own updates belong to a later epoch than the decisions stored here have opened. The node
+    asks peers for the missing decisions."""
     HISTORY = "history"
     """The checkpoint with which the node begins has not arrived yet, or does not count any more."""
     SEALS = "seals"
-    """The closed updates reach the budget. Only the last seals are missing."""
+    """The closed epochs have as many updates as the run's budget. The node waits for the seals of the last
+    ones."""
     BASES = "bases"
     """Published bases have not arrived yet (also in an open run)."""
     NODES = "nodes"
-    """The DHT of the given peers shows no other node of the run (also in an open run)."""
+    """The node has no link to another node of the run, and knows only peers that do not run sfnode (also in
+    an open run)."""
     EPSILON = "epsilon"
     """The node's updates have revealed as much of its rows as its owner allows (also in an open run)."""
     UNKNOWN_DECISION = "unknown-decision"
-    """A decision needs a later version."""
+    """The organiser made a decision that only a later version of sfnode understands."""
 
 
 class RunHealth(StrEnum):
-    """Verdicts on an organised run's model. They compare results on the validation rows, and ignore
-    differences within the noise."""
+    """Verdicts on the model of an organised run. They compare results on the validation rows. Two results
+    differ only if their 95 % confidence intervals do not overlap."""
 
     UNKNOWN = "unknown"
-    """Nothing was evaluated, or nothing can be compared."""
+    """No model was evaluated, or there is no result with which to compare it."""
     BETTER = "better"
     """The model is better than the base model."""
     NO_BETTER = "no-better"
-    """The model is not better than the base model, and not worse than before."""
+    """The model is neither better nor worse than the base model, and not worse than the run's best model."""
     WORSE = "worse"
-    """The model is worse than the base model, or than its own best."""
+    """The model is worse than the base model, or than the run's best model."""
 
 
 HEALTH_WORDS = {
@@ -85,7 +92,7 @@ HEALTH_WORDS = {
 
 
 class Uncounted(StrEnum):
-    """Reasons why closed work does not count, in the order in which they are checked."""
+    """Reasons why updates in a closed epoch do not count, in the order in which they are checked."""
 
     WAITS = "waits"
     JUDGE = "judge"

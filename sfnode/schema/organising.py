@@ -1,4 +1,5 @@
-"""Answers of a node about an organised run, and requests of the node's owner. docs/json.md describes both."""
+"""A node's answers about an organised run, and the requests of its owner about the run. docs/json.md
+describes answers and requests."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Hex64 = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 """A signature, 64 bytes."""
 
 MAX_RECORD = 400_000
-"""Maximum length of a decision in a request, in hex digits: room for twice MAX_DECISION."""
+"""Maximum length of a decision in a request, in hex digits: somewhat more than two digits for each of the
+MAX_DECISION bytes of a decision."""
 
 EncodedDecision = Annotated[str, Field(pattern="^([0-9a-f]{2})+$", max_length=MAX_RECORD)]
 """An encoded decision (SPEC O2), in hex."""
@@ -28,10 +30,10 @@ _STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class EpochEvaluation(Evaluation):
-    """An evaluation on the validation rows that the organiser published."""
+    """An evaluation that the organiser published, measured on the validation rows."""
 
     epoch: int
-    """The sealed epoch whose model was evaluated; for the base model, the epoch when it was measured."""
+    """The sealed epoch whose model was evaluated. For the base model, the epoch in which it was measured."""
     base: bool
     """Whether the base model was evaluated, instead of the epoch's model."""
 
@@ -46,47 +48,49 @@ class HealthStatus(Answer):
 
     verdict: RunHealth
     latest: EpochEvaluation | None
-    """The last evaluated seal that was not taken back."""
+    """Evaluation of the model at the last evaluated seal that was not taken back."""
     base: EpochEvaluation | None
-    """The base model, measured like `latest`."""
+    """Evaluation of the base model with the metric of `latest`, and calibrated if `latest` is."""
     calibrated: EpochEvaluation | None = None
-    """The base model less its prior over the answers; None if the prior cannot be measured."""
+    """Evaluation of the base model with its prior over the answers subtracted; None if the prior cannot be
+    measured."""
     best: EpochEvaluation | None
     worse_than: list[EpochEvaluation]
 
 
 class EvidenceStatus(Answer):
-    """Evidence on a member's work, from the organiser's figures on its counted and skipped updates (SPEC
-    O16)."""
+    """Evidence on whether a member's work helps. It follows from the organiser's published figures on those
+    updates of the member that count, and on those that seals have skipped (SPEC O16)."""
 
     member: int
     origin: str
     updates: int
     """Number of the member's updates that were measured."""
     worth: int
-    """Decrease of the validation loss by these updates with factor 1, in units of 10^-9 nats."""
+    """Decrease of the validation loss by the measured updates with factor 1, in units of 10^-9 nats."""
     evidence: float
-    """Log-likelihood ratio that the member's work is useful. One harmful epoch lowers it by a bounded
-    amount."""
+    """Log-likelihood ratio of useful against useless work. A single harmful epoch can lower it only by a
+    limited amount."""
     bound: float
-    """Minimum evidence with which skipped work still counts at the run's last seals. At these seals harmful
-    epochs lower the evidence in full, and the work of a frequent outlier does not count."""
+    """Minimum evidence at which a member's skipped updates count after all when the run ends. For this
+    comparison a harmful epoch lowers the evidence by its full amount. Skipped updates of a member whose work
+    was often far too large never count."""
     counts_at_last: bool
-    """Whether the member's waiting work would count if the run ended now, according to these figures."""
+    """Whether the member's skipped updates would count if the run ended now."""
     agreement: float
-    """Agreement of the member's scalars with the validation rows, divided by a typical member's agreement.
-    Differences between members that may be chance are left out."""
+    """Agreement of the member's scalars with the validation rows, divided by the usual member's agreement.
+    The part of the difference that chance alone explains is removed."""
     outlier_share: float
-    """Share of the member's latest measured epochs in which its work was far too large. Such work never
-    counts."""
+    """Share of the member's measured epochs in which its updates were far too large. Recent epochs have more
+    weight."""
     skipped: bool
-    """Whether seals currently skip the member's work, unless the owner decides otherwise."""
+    """Whether seals skip the member's new updates now, unless the run's owner decides otherwise."""
     harmful_since: int | None
-    """Epoch since which the member's work clearly does harm; None if that is not clear."""
+    """Epoch since which the member's work evidently does harm; None if no harm is evident."""
 
 
 class SubspaceBases(Answer):
-    """Published bases that are used from a subspace on."""
+    """Published bases that serve one subspace and the following ones."""
 
     subspace: int
     digest: str
@@ -106,57 +110,62 @@ class StandInStatus(Answer):
 
 
 class OrganiserStatus(Answer):
-    """`GET /organising`: an organised run as this node knows it. Epochs are labels, counted from 0."""
+    """Answer to `GET /organising`: an organised run as this node knows it. Epochs are given by number, from
+    0."""
 
     run_id: str
     run_name: str
     term: int
-    """Term of the key that signs now: 0 for the manifest's key. Every succession and every election begins a
-    term."""
+    """Number of the current term: 0 while the manifest's key signs. Every succession and every election
+    begins the next term."""
     term_since: float | None
-    """Time at which the first decision of this term arrived here, in seconds since 1970; None before that."""
+    """Time at which the first decision of this term arrived at this node, in seconds since 1970; None if none
+    has arrived."""
     stand_ins: list[StandInStatus]
     decisions: int
     chain: str
-    """The chain hash after these decisions."""
+    """Chain hash of the control feed after the number of decisions in `decisions`."""
     incomplete: bool
-    """Whether decisions that the last succession keeps are missing here."""
+    """Whether this node lacks decisions that the last succession keeps in force."""
     frozen: bool
-    """Whether the key of this term signed two different sequences of decisions, so that the deputies must
-    name another key."""
+    """Whether the key of this term signed two different sequences of decisions. Then the deputies must name
+    another key."""
     unsupported: bool
-    """Whether a decision needs a later version of sfnode."""
+    """Whether the organiser made a decision that only a later version of sfnode understands."""
     open_epoch: int
     sealed: int
     """Number of sealed epochs."""
     counted: int
-    """Number of updates that count after the seals so far."""
+    """Number of updates that count according to the seals so far."""
     budget: int
     complete: bool
     quota: int
-    """Default maximum number of updates with one label in one feed of an admitted member."""
+    """Maximum number of updates of one member in one epoch, if somebody vouches for the member and its
+    admission says nothing else."""
     members: int
     invitations: int
     behind: int
-    """Number of updates that the organiser listed but that are missing here."""
+    """Number of updates that closes list and this node lacks."""
     bases: list[SubspaceBases]
     """Published bases, in ascending order from subspace 0; empty if bases are random."""
     next_subspace: int
-    """The first subspace for which bases may be published."""
+    """The first subspace for which bases may still be published."""
     organiser: str | None
-    """State of the organiser on this node; None if its key is elsewhere."""
+    """State of the organiser on this node; None if the organiser's key is elsewhere."""
     waits: str | None
-    """Reason why the organiser on this node does not sign yet, and how that ends; None if it signs, or if its
-    key is elsewhere."""
+    """Reason why the organiser on this node does not sign yet, and the event for which it waits. None if it
+    signs, or if the organiser's key is elsewhere."""
     petitions: int | None
-    """Number of newcomers that wait for the owner's decision; None if the organiser's key is elsewhere."""
+    """Number of newcomers whose join requests wait for the owner's decision; None if the organiser's key is
+    elsewhere."""
     health: HealthStatus
     evaluations: list[EpochEvaluation]
-    """The last published evaluations, oldest first."""
+    """The evaluations that the organiser published last, in order of time."""
     announcements: list[str]
-    """The last announcements, oldest first."""
+    """The organiser's last announcements, in order of time."""
     doubted: list[EvidenceStatus]
-    """Members whose work seals skip because of the evidence, the lowest evidence first, a hundred at most."""
+    """Members whose updates seals skip because of the evidence, in ascending order of evidence. A hundred at
+    most."""
 
 
 class MemberStatus(Answer):
@@ -167,22 +176,25 @@ class MemberStatus(Answer):
     quota: int
     """Maximum number of the member's updates with the label of the open epoch."""
     vouched: bool
-    """Whether the member has a quota of its own, from an invitation or a decision of the organiser."""
+    """Whether an invitation or the organiser vouches for the member. If not, it shares the quota of strangers
+    (SPEC O20)."""
     proven: bool
-    """Whether the member's new work counts before it was measured, until a seal judges it."""
+    """Whether at least some of the member's new updates count provisionally, before a seal has judged
+    them."""
     invitation: int | None
-    """Number of the invitation with which the member joined, counted from 1; None without an invitation."""
+    """Number of the invitation with which the member joined, from 1; None if it joined without an
+    invitation."""
     revoked: int | None
-    """First epoch label whose updates do not count; None if the member was not revoked."""
+    """First epoch of which no update of the member counts; None if the member was not revoked."""
     counted: int
     """Number of the member's updates that count."""
 
 
 class Members(Answer):
-    """`GET /organising/members`: a page of the members."""
+    """Answer to `GET /organising/members`: a page of the list of members."""
 
     total: int
-    """Number of matching members on all pages."""
+    """Number of members on all pages that match the request."""
     offset: int
     members: list[MemberStatus]
 
@@ -194,9 +206,9 @@ class JoinRequestStatus(Answer):
     work: int
     """Number of leading zero bits of the newcomer's proof of work."""
     invitation: int | None
-    """Number of the invitation that the newcomer shows, counted from 1; None without an invitation."""
+    """Number of the invitation that the newcomer shows, from 1; None if it shows none."""
     invited: bool
-    """Whether this invitation is valid."""
+    """Whether the newcomer shows a valid invitation."""
 
 
 class OfferStatus(Answer):
@@ -209,11 +221,12 @@ class OfferStatus(Answer):
 
 
 class JoinRequestList(Answer):
-    """`GET /organising/petitions`."""
+    """Answer to `GET /organising/petitions`."""
 
     petitions: list[JoinRequestStatus]
     offers: list[OfferStatus]
-    """Members that stand in for the organiser, or offer to; empty if the organiser's key is elsewhere."""
+    """Members that stand in for the organiser, and members that offer to do so. Empty if the organiser's key
+    is elsewhere."""
 
 
 class Change(Answer):
@@ -228,10 +241,10 @@ class DecisionResult(Answer):
     """The answer to a valid request for a decision."""
 
     signed: bool
-    """False for a dry run."""
+    """Whether the decision was signed; False for a dry run."""
     changes: list[Change]
     invitation: int | None
-    """Number of the invitation that was published, counted from 1; None if the decision publishes no
+    """Number of the invitation that the decision publishes, from 1; None if the decision publishes no
     invitation."""
 
 
@@ -246,9 +259,10 @@ class DeputyVote(Answer):
 
 
 class SuccessionFile(Answer):
-    """A succession that deputies sign: a file, `POST /organising/succession`, and the answer to a proposal.
+    """A succession that deputies sign. It is the content of a file, the body of `POST
+    /organising/succession`, and the answer to a proposal.
 
-    It holds everything that deputies need, so that they can sign on a machine without a network.
+    It contains everything that deputies need, so they can sign on a machine without a network.
     """
 
     model_config = _STRICT
@@ -257,14 +271,14 @@ class SuccessionFile(Answer):
     run_name: str = Field(max_length=64)
     term: int = Field(ge=1, lt=1 << 32)
     kept: int = Field(ge=0, lt=1 << 63)
-    """Number of decisions that stay in force, from the first one on."""
+    """Number of decisions, from the first one on, that the succession keeps in force."""
     chain: Hex32
-    """The chain hash after these decisions."""
+    """Chain hash of the control feed after the kept decisions."""
     key: Hex32
-    """The public key that signs the following decisions."""
+    """The public key that will sign the decisions after the succession."""
     deputies: list[Hex32] = Field(max_length=64)
     needed: int = Field(ge=1)
-    """Number of votes that are required."""
+    """Number of deputies' votes that make the succession valid."""
     votes: list[DeputyVote] = Field(default=[], max_length=64)
 
     def message(self) -> Succession:

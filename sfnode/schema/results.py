@@ -1,4 +1,4 @@
-"""Output of commands with `--json`: stable shapes, which docs/json.md describes.
+"""Output of commands with `--json`, in a stable form that docs/json.md describes.
 
 The answers of a running node are in `sfnode.schema.status` and `sfnode.schema.views`.
 """
@@ -15,13 +15,13 @@ from sfnode.schema.views import FeedStatus
 
 
 class StatusResult(Status):
-    """`sfnode status --json --feeds`; without --feeds it is a `Status`."""
+    """Output of `sfnode status --json --feeds`. Without --feeds the output is a `Status`."""
 
     feeds: list[FeedStatus]
 
 
 class EvalResult(Answer):
-    """`sfnode eval --json`."""
+    """Output of `sfnode eval --json`."""
 
     run_id: str
     updates: int
@@ -32,21 +32,21 @@ class EvalResult(Answer):
     before: Evaluation
     """Result of the base model."""
     calibrated: Evaluation | None
-    """Result of the base model with its prior over the answers subtracted; None without fixed answers, or
-    without training rows to measure the prior."""
+    """Result of the base model with its prior over the answers subtracted. None if the answers differ from
+    row to row, or if there are no training rows on which to measure the prior."""
     after: Evaluation
-    """Result of the trained model; if the run's loss is centred, with its prior over the answers
+    """Result of the trained model. If the run's loss is centred, the model's prior over the answers is
     subtracted."""
     probe: ProbeEvaluation | None = None
-    """Result of a linear probe on the run's training rows; None if more than a linear head is trained, or if
-    too few states are stored here."""
+    """Result of a linear probe fitted to the run's training rows. None if more than a linear head is trained,
+    or if too few hidden states are stored here."""
     baselines: tuple[BaselineEvaluation, ...] = ()
     """Results of baselines without a model on the same test rows; empty for a task without labels."""
     loss: Literal["plain", "centred", "calibrated"]
     """Kind of the run's loss."""
     prior: dict[str, float] | None
-    """Prior of the trained model for each answer, in nats, that was subtracted; None if no prior was
-    subtracted."""
+    """The trained model's prior that was subtracted from its scores, in nats, keyed by answer; None if no
+    prior was subtracted."""
     drift: LayeredDrift
     """Distance of the trained model from the base model."""
 
@@ -59,7 +59,8 @@ class UpdateLine(Answer):
     step: int
     epoch: int
     seed: str
-    """Seed in decimal, because many JSON readers round integers of 64 bits."""
+    """Seed of the update, in decimal digits. It is text because many JSON readers round integers of 64
+    bits."""
     scalar: int | tuple[int, ...]
     """Scalar of the update; in a first-order run one scalar for every cell of the cores."""
     weight: int
@@ -67,7 +68,7 @@ class UpdateLine(Answer):
 
 
 class VerifyResult(Answer):
-    """`sfnode verify --json`."""
+    """Output of `sfnode verify --json`."""
 
     run_id: str
     feeds: int
@@ -75,12 +76,12 @@ class VerifyResult(Answer):
     signatures: int
     digest: str
     core_digest: str
-    """Core digest of the updates that count at the seal of `SealsResult.epoch`; with --as-of-now, of all
-    updates."""
+    """Core digest of the updates that count at the seal of `SealsResult.epoch`. In an open run and with
+    --as-of-now, core digest of all updates that count now."""
     checkpoint: int | None
     """Epoch of the checkpoint at which verification began; None if it began at genesis."""
     seals: SealsResult | None
-    """The verified seals; None for an open run."""
+    """Results for the seals; None for an open run."""
 
 
 class SealsResult(Answer):
@@ -90,9 +91,10 @@ class SealsResult(Answer):
     sealed: int
     """Number of sealed epochs."""
     checked: int
-    """Number of seals whose digest was recomputed. For the others the log lacks updates."""
+    """Number of seals whose digest was recomputed. The others cannot be checked, because the log lacks some
+    of their updates."""
     behind: int
-    """Number of updates that closes list but the log lacks."""
+    """Number of updates that closes list and that are not in the log."""
     named_digest: str | None
     """Named digest of the last seal that was checked; None if no seal was checked."""
     epoch: int | None
@@ -100,12 +102,12 @@ class SealsResult(Answer):
     updates: int
     """Number of updates that count at the seal of `epoch`."""
     lacking: int
-    """Number of updates that seals refer to but the log lacks."""
+    """Number of updates that the closes of sealed epochs list and that are not in the log."""
 
 
 class ArchiveStatement(Answer):
-    """The statement in an archive, which describes the state of its log. `sfnode history archive --json`
-    prints it."""
+    """The statement in an archive: counts and digests of the archive's log. `sfnode history archive --json`
+    prints the statement."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -117,40 +119,40 @@ class ArchiveStatement(Answer):
     feeds: int
     updates: int
     decisions: int
-    """Number of decisions of the organiser. Like `sealed`, 0 in an open run."""
+    """Number of decisions of the organiser. `decisions` and `sealed` are 0 in an open run."""
     sealed: int
     """Number of sealed epochs."""
     digest: str
     """State digest of the archive's whole log."""
     core_digest: str
-    """Core digest of the updates that count at the last seal that the archive contains completely."""
+    """Core digest of the updates that count at the last seal whose updates are all in the archive."""
     named_digest: str | None
-    """Named digest of the last seal that the archive contains completely."""
+    """Named digest of the last seal whose updates are all in the archive; None if there is no such seal."""
 
 
 class ImportResult(Answer):
-    """`sfnode history import --json`."""
+    """Output of `sfnode history import --json`."""
 
     run_id: str
     run_name: str
     new_updates: int
-    """Number of updates that came from the archive."""
+    """Number of updates that the import added to the folder."""
     new_decisions: int
     updates: int
-    """Number of updates stored here now."""
+    """Number of updates in the folder after the import."""
     sealed: int | None
-    """Number of epochs that are sealed now; None in an open run."""
+    """Number of sealed epochs after the import; None in an open run."""
     digest: str
-    """State digest of the folder now."""
+    """State digest of the folder's log after the import."""
     same: bool
-    """Whether the folder and the archive now have the same state digest."""
+    """Whether the folder's log then has the same state digest as the archive's."""
 
 
 Reach = Literal["internet", "network", "machine"]
 
 
 class InviteResult(Answer):
-    """`sfnode invite --json`."""
+    """Output of `sfnode invite --json`."""
 
     link: str
     run_id: str
@@ -160,12 +162,12 @@ class InviteResult(Answer):
     contacts_url: str = ""
     """Web page with current contacts (SPEC N6) that the link names; empty if it names no page."""
     reach: Reach
-    """Networks from which the addresses can be reached, as far as the addresses show; `network` is a private
-    network."""
+    """Place from which a peer can reach the addresses, as far as their form shows: the internet, the same
+    private network, or only this machine."""
 
 
 class NodeResult(Answer):
-    """One node of a local swarm."""
+    """Result of one node of a local swarm."""
 
     node: int
     own_updates: int
@@ -174,15 +176,15 @@ class NodeResult(Answer):
 
 
 class SwarmResult(Answer):
-    """`sfnode swarm --json`."""
+    """Output of `sfnode swarm --json`."""
 
     version: str
     run_id: str
     run_name: str
     updates: int
-    """Number of updates that the nodes hold."""
+    """Number of updates in the nodes' logs at the end."""
     counted: int | None
-    """Number of updates that count at the organiser's seals; None for an open run."""
+    """Number of updates that count according to the organiser's seals; None for an open run."""
     sealed: int | None
     """Number of epochs that the organiser sealed; None for an open run."""
     announced: str | None = None
@@ -190,15 +192,15 @@ class SwarmResult(Answer):
     without an announcement."""
     update_budget: int
     equal: bool
-    """Whether all digests and all core digests are the same."""
+    """Whether all nodes have the same digest and the same core digest."""
     before: Evaluation | None
     calibrated: Evaluation | None = None
     """Result of the base model with its prior over the answers subtracted; None if the prior cannot be
     measured."""
     after: Evaluation | None
-    """Result of the trained model. Like `before`, None for a run without test data."""
+    """Result of the trained model. `before` and `after` are None for a run without test data."""
     probe: ProbeEvaluation | None = None
-    """Result of a linear probe on the training rows of all nodes; None if more than a linear head is
+    """Result of a linear probe fitted to the training rows of all nodes; None if more than a linear head is
     trained."""
     baselines: tuple[BaselineEvaluation, ...] = ()
     """Results of baselines without a model, fitted to the first node's rows and the public rows; empty for a
@@ -209,53 +211,55 @@ class SwarmResult(Answer):
     seconds: float
     """Seconds from the first update until all nodes had all updates."""
     seconds_in_all: float
-    """Seconds since the start of the command."""
+    """Duration of the whole command in seconds."""
 
 
 class BatchResult(Answer):
-    """One size of a mini-batch in `sfnode lab bench`."""
+    """Measurements for one mini-batch size in `sfnode lab bench`."""
 
     batch: int
     """Number of rows of each mini-batch."""
     tokens: int
-    """Number of tokens in a step's mini-batches, without padding."""
+    """Number of tokens in the mini-batches of a step, without padding."""
     forwards_seconds: float
-    """Time of plain forward passes, as many as a step has points: two, or one for each update of a group."""
+    """Time of plain forward passes, as many as a step needs: two for each update, or one for each update of a
+    group."""
     step_seconds: float
     step_ratio: float
     """`step_seconds` divided by `forwards_seconds`."""
     tokens_per_second: float
-    """Number of tokens that a step processes per second, counted at each of its points."""
+    """Number of tokens that a step processes per second. A token counts once for each forward pass."""
     updates_per_hour: float
     inference_peak_bytes: int | None
-    """Peak memory of a plain forward pass with as many rows as a step; None if unknown."""
+    """Peak memory of a plain forward pass over as many rows as a step has; None if unknown."""
     training_peak_bytes: int | None
     memory_ratio: float | None
     mezo_matrices_seconds: float | None
-    """Time of MeZO's step on the same matrices; None unless requested, or if MeZO's step is impossible."""
+    """Time of MeZO's step on the same matrices. None if it was not requested, or if the weights are
+    quantised, so that MeZO cannot perturb them."""
     mezo_matrices_ratio: float | None
     """`mezo_matrices_seconds` divided by `step_seconds`."""
     mezo_all_seconds: float | None
-    """Time of MeZO's step on all parameters."""
+    """Time of MeZO's step on all parameters; None if `mezo_matrices_seconds` is."""
     mezo_all_ratio: float | None
 
 
 class IncomingResult(Answer):
-    """The cost of applying others' updates, in `sfnode lab bench`."""
+    """Cost of applying other nodes' updates, in `sfnode lab bench`."""
 
     updates: int
-    """Number of updates that arrive during a step."""
+    """Number of other nodes' updates that are assumed to arrive during one step."""
     add_seconds: float
-    """Time to add these updates to the core."""
+    """Time to add this number of updates to the core."""
     fold_seconds: float
-    """Time to merge the core into the weights once. It does not depend on the number of updates."""
+    """Time to merge the core into the weights once. This time does not depend on the number of updates."""
     shares: dict[int, float]
-    """Share of the time that applying these updates takes in the long run, while steps take the rest; keyed
-    by the number of rows of a mini-batch."""
+    """Share of a node's time that applying others' updates takes in the long run; its own steps take the
+    rest. Keyed by the number of rows of a mini-batch."""
 
 
 class FitResult(Answer):
-    """The largest model that fits, in one number format, in `sfnode lab bench`."""
+    """The largest model that fits in memory in one number format, in `sfnode lab bench`."""
 
     dtype: str
     bytes_per_parameter: float
@@ -267,35 +271,35 @@ class TriedAnswer(Answer):
 
     prompt: str
     right: str
-    """Value of the column with which the verifier compares an answer; empty if the verifier reads no
-    column."""
+    """Text of the row with which the verifier compares the answer; empty if the verifier reads no column."""
     answer: str
     reward: float
 
 
 class TryRewardResult(Answer):
-    """`sfnode organise try-reward --json`."""
+    """Output of `sfnode organise try-reward --json`."""
 
     model: str
     device: str
     dtype: str
     temperature: float
     prompts: int
-    """Number of prompts that the base model answered, each with its likeliest tokens."""
+    """Number of prompts that the base model answered by greedy decoding."""
     reward: float
-    """Mean reward of these answers."""
+    """Mean reward of the greedy answers."""
     reward_low: float
     """Lower end of the 95 % confidence interval of `reward`."""
     reward_high: float
     right: float
-    """Share of answers with the reward 1."""
+    """Share of greedy answers with the reward 1."""
     right_low: float
     right_high: float
     examples: list[TriedAnswer]
     drawn_reward: float
-    """Mean reward of drawn answers, several to each prompt as in training."""
+    """Mean reward of sampled answers. As in training, several answers are drawn for each prompt."""
     apart: float
-    """Share of prompts whose answers got unequal rewards. The other prompts teach nothing."""
+    """Share of prompts whose drawn answers got unequal rewards. Training learns nothing from the other
+    prompts."""
     answers: int
     """Number of drawn answers."""
     cut: int
@@ -312,8 +316,8 @@ class TryRewardResult(Answer):
 
 
 class TogetherResult(Answer):
-    """One of the compared speeds in `sfnode lab bench` with several devices: of all devices together, or of
-    one alone."""
+    """Speed of training in `sfnode lab bench` with several devices: that of all devices together, or that of
+    one device alone."""
 
     batch: int
     devices: str
@@ -321,12 +325,12 @@ class TogetherResult(Answer):
     """Number of CPU threads of each replica."""
     updates_per_hour: float
     ratio: float
-    """Speed of all devices together, divided by this speed: the median of the ratios of all turns. For all
-    devices together it is 1."""
+    """Speed of all devices together, divided by the speed in this result. The median over repetitions of the
+    measurement is taken. For all devices together the ratio is 1."""
 
 
 class BenchResult(Answer):
-    """`sfnode lab bench --json`."""
+    """Output of `sfnode lab bench --json`."""
 
     version: str
     model: str
@@ -338,12 +342,12 @@ class BenchResult(Answer):
     dtype: str
     threads: int
     busy_cores: float
-    """Number of cores that other programs used while the model was loaded."""
+    """Number of CPU cores that other programs used while the model was loaded."""
     rank: int
     queries: int
     """Number of mini-batches of a step."""
     group: int
-    """Number of updates that share a mini-batch; 0 if each is measured at two points."""
+    """Number of updates that share a mini-batch; 0 if each update is measured at two points."""
     repetitions: int
     batches: list[BatchResult]
     incoming: list[IncomingResult]
@@ -354,4 +358,4 @@ class BenchResult(Answer):
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]
     together: list[TogetherResult]
-    """Speeds of several devices together; empty for one device."""
+    """Comparison of all devices together with single devices; empty for one device."""

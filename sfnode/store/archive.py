@@ -1,17 +1,17 @@
-"""A run in one file that can be verified alone: its manifest, its log, its published bases, and a statement
-of the result.
+"""Archives: a run in one file, which can be verified without other files. It contains the run's manifest, log
+and published bases, and a statement with counts and digests.
 
 The file is a plain tar of files with these names, in this order, and nothing else; `tar` can list and extract
-it. Nothing is compressed, so that no archive expands.
+it. Nothing is compressed, so a small archive cannot unpack to a large folder.
 
     statement.json   counts and digests of the result
     manifest         canonical MessagePack (SPEC M2): the run id is its hash
     log              entries in MessagePack, each after its length (4 bytes, big-endian)
     DIGEST.bases     published bases, each file named by its digest
 
-The file contains nothing that belongs to a node alone: no key, no address, no path. Nothing in a file is
-trusted when it is read. A header is checked before its content is read, everything is verified from genesis
-as in `sfnode verify`, and the result must equal the statement.
+An archive contains nothing private to a node: no key, no address, no path. A reader trusts nothing in it. The
+reader checks each header before it reads the content, and verifies the log from genesis, as `sfnode verify`
+does. The result must equal the statement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FORMAT = 1
 STATEMENT, MANIFEST, LOG = "statement.json", "manifest", "log"
 
 BLOCK = tarfile.BLOCKSIZE
-"""Size of a header, in bytes; the size of a member is rounded up to a multiple of it."""
+"""Size of a header, in bytes. The content of each member is padded with zeros to a multiple of this size."""
 
 MAX_STATEMENT = 16_384
 """Maximum size of a statement, in bytes. All its fields have a bounded length."""
@@ -63,7 +63,7 @@ MAX_ENTRY = 1 << 20
 """Maximum size of an entry, in bytes: several times the size of the longest row or decision."""
 
 BATCH = 64
-"""Number of entries written to the log in one transaction: at most 64 MiB in memory."""
+"""Number of entries written to the log in one transaction. They take at most 64 MiB of memory."""
 
 COPIED = 1 << 20
 """Number of bytes of a file that are copied at a time."""
@@ -74,7 +74,8 @@ _BOUNDS = {"max_array_len": 8, "max_map_len": 0, "max_ext_len": 0}
 
 
 class EntryKind(IntEnum):
-    """Kinds of entries. All entries of one kind come before all entries of the next kind."""
+    """Kinds of entries in an archive's log. All entries of one kind come before those of the next kind in
+    this list."""
 
     CONTROL = 0
     AUTHORITY = 1
@@ -90,7 +91,7 @@ _FIELDS = {
     EntryKind.CUT: 3,
     EntryKind.CARD: 3,
 }
-"""Number of fields of an entry, not counting its kind, keyed by kind."""
+"""Number of fields that follow the kind in an entry, keyed by kind."""
 
 
 class Unpacked(NamedTuple):
@@ -109,9 +110,9 @@ def write(
 ) -> ArchiveStatement:
     """Verify a log, and write the archive of its run to the new file `out`; return its statement.
 
-    `published` is the folder of published bases. The archive includes the run's bases that are stored there.
-    Raises UserError as `verify_log`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the
-    file exists, DISK_FULL.
+    `published` is this node's folder of published bases. The archive includes those of the run's bases that
+    are in the folder. Raises UserError as `verify_log`, HISTORY_GONE for a log whose beginning was pruned,
+    BAD_OPTION if the file exists, DISK_FULL.
     """
     if update_log.bases():
         raise UserError(
@@ -160,10 +161,11 @@ def _statement(found: VerifyResult, version: str) -> ArchiveStatement:
 def _members(
     manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement, beside: Path
 ) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and the content, an open file, of each member. The file is closed when the next member
-    is requested.
+    """Yield the name and the content of each member. The content is an open file, which is closed when the
+    next member is requested.
 
-    Content whose size must be known first is written to the disk of the file `beside`.
+    The log's entries are first written to a temporary file in the folder of the file `beside`, because a
+    member's size comes before its content.
     """
     run = manifest.parameters()
     yield STATEMENT, BytesIO(statement.model_dump_json(indent=2).encode())
@@ -191,7 +193,8 @@ def _write_member(file: IO[bytes], name: str, content: IO[bytes]) -> None:
 
 
 def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
-    """Yield an entry for each part of a log that is meant for others."""
+    """Yield the entries of an archive for a log. They contain everything in the log that other nodes may
+    have."""
     kept = kept_control(update_log)
     for entry in kept.entries:
         yield [EntryKind.CONTROL, *entry]
@@ -218,11 +221,12 @@ def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
 
 
 def unpack(archive: Path, folder: Path) -> Unpacked:
-    """Unpack an archive into an empty folder, as a data folder, and verify all of it.
+    """Unpack an archive into an empty folder, which becomes a data folder, and verify everything in the
+    archive.
 
-    Memory stays below the bound for a manifest (SPEC M9), and the folder's size below a few times the
-    archive's; the time grows with both. Raises UserError NEWER_PROTOCOL, OLDER_PROTOCOL, DISK_FULL, and
-    ARCHIVE_UNUSABLE for any other fault.
+    The bounds on a manifest (SPEC M9) also bound the memory needed. The folder takes at most a few times the
+    archive's size. The time grows with the size of the archive. Raises UserError NEWER_PROTOCOL,
+    OLDER_PROTOCOL, DISK_FULL, and ARCHIVE_UNUSABLE for any other fault.
     """
     with _faults(archive), archive.open("rb") as file:
         members = _Members(file, os.fstat(file.fileno()).st_size)
@@ -248,7 +252,7 @@ def unpack(archive: Path, folder: Path) -> Unpacked:
 
 @contextmanager
 def _faults(archive: Path) -> Iterator[None]:
-    """Raise UserError for every fault of an archive that statements in the block find."""
+    """Raise UserError for every fault of an archive that causes an error in the block."""
     try:
         with disk_faults(archive):
             yield
@@ -261,7 +265,7 @@ def _faults(archive: Path) -> Iterator[None]:
 
 
 def unusable(archive: Path, reason: str) -> UserError:
-    """Return the error for a file that is no sound archive."""
+    """Return the error for a file that is no valid archive."""
     return UserError(
         Code.ARCHIVE_UNUSABLE,
         f"{archive} is no sound archive of a run: {reason}",
@@ -270,7 +274,7 @@ def unusable(archive: Path, reason: str) -> UserError:
 
 
 class _Members:
-    """The members of a tar, read in order from front to back. Each header is checked before its content."""
+    """Reader of the members of a tar file, in order. It checks each header before it reads the content."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
@@ -282,8 +286,8 @@ class _Members:
         return b"".join(self.content(name, most))
 
     def content(self, name: str, most: int | None = None) -> Iterator[bytes]:
-        """Yield the content of the next member, which must have this name, in parts. The caller must read all
-        of it."""
+        """Yield the content of the next member, which must have this name, in parts. The caller must consume
+        all parts."""
         info = self.following()
         if info is None or info.name != name:
             raise ValueError(f"{name!r} is not where it should be")
@@ -298,7 +302,8 @@ class _Members:
         self._take(-info.size % BLOCK)
 
     def following(self) -> tarfile.TarInfo | None:
-        """Return the header of the next member, a plain file; None at the end."""
+        """Return the header of the next member, which must be a plain file; None at the end of the
+        archive."""
         if self._next is None:
             block = self._take(BLOCK)
             if not any(block):
@@ -313,7 +318,7 @@ class _Members:
         return self._next
 
     def end(self) -> None:
-        """Check that only zeros follow, with which `tar` fills its last record."""
+        """Check that only zeros follow. `tar` pads the last record of a file with zeros."""
         if self._next is not None or self._left > tarfile.RECORDSIZE or any(self._take(self._left)):
             raise ValueError("something comes after its end")
 
@@ -326,7 +331,7 @@ class _Members:
 
 
 def _framed_in(content: Iterator[bytes]) -> Iterator[list[Any]]:
-    """Yield the entries of a log that comes in the parts `content`."""
+    """Yield the entries of an archive's log, whose encoded bytes come in the parts `content`."""
     buffer = bytearray()
     for part in content:
         buffer += part
@@ -350,7 +355,8 @@ def _framed_in(content: Iterator[bytes]) -> Iterator[list[Any]]:
 
 
 class _ArchiveReader:
-    """Writes entries to a log, in order. It recomputes whatever can be recomputed."""
+    """Writes the entries of an archive to a log, in order. It recomputes chain heads and other values that
+    follow from updates, and does not trust those in the archive."""
 
     def __init__(self, run: RunParameters, update_log: UpdateLog) -> None:
         self._run = run
@@ -358,12 +364,12 @@ class _ArchiveReader:
         self._kind = 0
         self._decisions = 0
         self._feed: Feed | None = None
-        """Feed of the last row. `_chain` is the chain head after that row."""
+        """Feed of the last row that was read. `_chain` is the chain head after this row."""
         self._chain = b""
 
     def append(self, entries: Iterable[list[Any]]) -> None:
-        """Append entries in order, consecutive ones of one kind in one write. Raises various errors if an
-        entry is invalid."""
+        """Append entries in order. Consecutive entries of one kind are written together. Raises ValueError or
+        an error of the protocol if an entry is invalid."""
         for kind, group in groupby(entries, key=itemgetter(0)):
             fields = [entry[1:] for entry in group]
             count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]
@@ -391,7 +397,7 @@ class _ArchiveReader:
                 self._log.append([], cards=[self._card(*fields) for fields in entries])
 
     def _row(self, origin: Any, incarnation: Any, first: Any, body: Any) -> Record:
-        """Return a row with its recomputed chain head."""
+        """Return the decoded row. Raises ValueError if its chain head differs from the recomputed one."""
         feed, first = _feed(origin, incarnation), _number(first)
         if feed != self._feed:
             self._feed, self._chain = feed, genesis(self._run.run_id, feed)
@@ -446,8 +452,8 @@ def _bytes(value: Any, length: int | None = None) -> bytes:
 
 
 def _take_bases(members: _Members, manifest: Manifest, named: list[str], folder: Path) -> None:
-    """Write the remaining members, which must be the published bases of the digests `named`, to a folder, and
-    check them."""
+    """Check the remaining members of an archive, and write them to a folder. They must be the published bases
+    with the digests `named`."""
     targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
     allowed = {bases.path_in(folder, digest): digest for digest in named}
     while info := members.following():

@@ -1,10 +1,10 @@
-"""Finds the last seal whose updates a log holds completely (SPEC O11), or a given seal, and the updates that
-count according to that seal. Exports, evaluations, verifications and comparisons use it.
+"""Finds the updates that count according to a seal: a given seal, or the last one whose updates are all in
+the log (SPEC O11). Exports, evaluations, verifications and comparisons use this module.
 
 The model of the last seal follows from all decisions up to the next seal: updates revoked between the two
-seals do not count. A node that lacks some of a seal's updates cannot compute its model, and uses an earlier
-seal. The model of a given epoch's seal follows from the decisions up to that seal: later decisions do not
-change it.
+seals do not count. A node that lacks some updates of a seal cannot compute the seal's model, and uses an
+earlier seal. The model of a given epoch's seal follows from the decisions up to that seal: later decisions do
+not change it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Checkout(NamedTuple):
     """The state of a run according to one of its seals."""
 
     epoch: int | None
-    """Epoch of the seal: the last seal whose updates are all stored, or the given seal. None if there is no
-    such seal."""
+    """Epoch of the seal. The seal is a given one, or the last one whose updates are all stored. None if there
+    is no such seal."""
     updates: int
     """Number of updates that count according to this seal."""
     counted: dict[Feed, Counted]
@@ -40,8 +40,8 @@ class Checkout(NamedTuple):
 
 
 def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
-    """Return a warning for somebody who asks for the last of `sealed` epochs and gets `epoch`, because the
-    log lacks `lacking` updates; None if no update is missing."""
+    """Return a warning for a user who asks for the model of the last of `sealed` epochs and gets that of
+    `epoch`, because `lacking` updates are not in the log. Return None if no update is missing."""
     if epoch is not None and not lacking:
         return None
     if not sealed:
@@ -55,8 +55,8 @@ def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
 
 
 def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int]) -> Checkout:
-    """Return the updates that count according to the last seal whose updates are all held. `held` returns how
-    many of a feed's first steps are held."""
+    """Return the updates that count according to the last seal whose updates are all stored. `held` returns
+    the number of a feed's first steps that are stored."""
     latest = run_state = run_state_of(run, entries)
     while (epoch := _first_lacking(run_state, held)) is not None:
         entries = entries[: seal_of(run, entries, epoch)]
@@ -65,8 +65,8 @@ def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed
 
 
 def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None:
-    """Return the updates that count according to the last seal of `run_state`, without reading decisions;
-    None if some of these updates are not held. `held` as for `last_seal`."""
+    """Return the updates that count according to the last seal of `run_state`, without applying decisions
+    again; None if some of these updates are not stored. `held` as for `last_seal`."""
     whole = _first_lacking(run_state, held) is None
     return _checkout(run_state, run_state, held) if whole else None
 
@@ -78,7 +78,7 @@ def at_seal(
     `held` as for `last_seal`.
 
     Raises UserError BAD_OPTION if the epoch is not sealed, RUN_IS_OPEN in a run without seals,
-    UPDATES_LACKING if some of its updates are not held.
+    UPDATES_LACKING if some of the epoch's updates are not stored.
     """
     if run.organised is None:
         raise UserError(
@@ -110,7 +110,7 @@ def at_seal(
 
 def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]) -> Checkout:
     """Return the updates that count according to the last seal of `run_state`. `latest` is the run state
-    after all decisions."""
+    after all stored decisions."""
     rates, last = Rates.of(run_state), run_state.sealed - 1
     stops = run_state.positions(last) if run_state.sealed else {}
     lacking = latest.positions(latest.sealed - 1) if latest.sealed else {}
@@ -124,7 +124,8 @@ def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]
 
 
 def _first_lacking(run_state: RunState, held: Callable[[Feed], int]) -> int | None:
-    """Return the first sealed epoch whose close lists a step that is not held; None if there is none."""
+    """Return the first sealed epoch whose close lists a step that is not stored; None if all listed steps are
+    stored."""
     if not run_state.sealed:
         return None
     named = run_state.positions(run_state.sealed - 1).items()
@@ -134,12 +135,12 @@ def _first_lacking(run_state: RunState, held: Callable[[Feed], int]) -> int | No
 
 
 def _epoch_after(run_state: RunState, number: int, held: int) -> int:
-    """Return the first epoch whose close lists more than the first `held` steps of a feed."""
+    """Return the first epoch whose close lists steps of feed `number` beyond the first `held` steps."""
     return bisect_right(range(run_state.sealed), held, key=lambda epoch: run_state.named(number, epoch))
 
 
 def seal_of(run: RunParameters, entries: Sequence[Entry], epoch: int) -> int:
-    """Return the position of the decision that seals this epoch."""
+    """Return the position, in the control feed, of the decision that seals this epoch."""
     run_state = RunState.of(run)
     for position, entry in enumerate(entries):
         recorded = decisions.read(entry.record)
@@ -156,12 +157,13 @@ def advance(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int],
 ) -> None:
-    """Change `core` from the sum of the `applied` updates to that of the `wanted` updates, both keyed by
-    feed. Raises as `replay.changes`."""
+    """Change `core`, which is the sum of the `applied` updates, into the sum of the `wanted` updates. Both
+    are keyed by feed. Raises as `replay.changes`."""
     for batch in changes(update_log, applied, whole(applied, wanted), subspace_of):
         core.add(batch)
 
 
 def whole(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> dict[Feed, Counted]:
-    """Return `wanted`, with NOTHING for every other feed in `applied`."""
+    """Return a copy of `wanted` in which each feed that only `applied` contains has the value NOTHING: none
+    of its updates count."""
     return {feed: wanted.get(feed, NOTHING) for feed in (*wanted, *applied)}

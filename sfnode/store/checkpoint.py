@@ -1,9 +1,11 @@
-"""States of checkpoints: the updates that count up to an epoch, as values and as files (SPEC O14).
+"""States of checkpoints, in memory and as files (SPEC O14). A state stands for all updates that count up to
+an epoch.
 
 A state has the step at which each feed continues, and the cores, which are the sums of the updates before
-these steps. Every node can compute it from the log, and compare its two digests with the signed ones. A state
-with other digests is never used. `plan` and `start` look up at once what follows from decisions. The slow
-rest can then run on another thread while more decisions come.
+these steps. Every node can compute a state from the log, and compare the state's two digests with those that
+the organiser signed. A state with other digests is never used. `plan` and `start` take from the decisions, in
+one short call, all that the computation needs of them. The slow computation can then run on another thread
+while more decisions arrive.
 
 A file has, after its magic number: the epoch, the number of feeds and the number of cores, u32 each; for each
 feed its part of the input of the feeds digest; for each core its subspace, u32, and its entries as int64,
@@ -40,12 +42,12 @@ from sfprotocol.validation import tag
 from sfprotocol.weighing import Counted, named
 
 KEPT = 2
-"""Number of newest checkpoints whose files are kept. A node prunes its log before the older of the two, so
-that a decision about the epochs between them needs nothing that was pruned."""
+"""Number of newest checkpoints whose files are kept. A node prunes only the part of its log before the older
+of the two. So a later decision about the epochs between the two needs nothing that was pruned."""
 
 _NAMED = 16
-"""Number of hexadecimal digits of a digest in the name of a file: enough to distinguish several checkpoints
-of one epoch."""
+"""Number of hexadecimal digits of a digest in a file name: enough to distinguish several checkpoints of one
+epoch."""
 
 _NAME = re.compile(rf"[0-9]{{1,10}}-[0-9a-f]{{{_NAMED}}}")
 
@@ -57,13 +59,16 @@ _SUBSPACE = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """The state of a run up to an epoch: the object whose digests a checkpoint states."""
+    """The state of a run up to an epoch. A checkpoint is the organiser's decision that states the digests of
+    such a state."""
 
     epoch: int
     bases: Mapping[int, Base]
-    """Bases, at which feeds continue, keyed by the number of the feed, in ascending order."""
+    """Base of each feed, which is the step at which the feed continues. Keyed by feed number, in ascending
+    order."""
     cores: Mapping[int, I64] = field(repr=False)
-    """The cores that are not zero, keyed by subspace in ascending order, (layers, rows, columns) each."""
+    """The cores that are not zero, keyed by subspace in ascending order. Each has the shape (layers, rows,
+    columns)."""
 
     def decision(self, run_id: bytes) -> Checkpoint:
         """Return the decision, a Checkpoint, that states the digests of this state."""
@@ -73,21 +78,21 @@ class CheckpointState:
 
 
 class CheckpointPlan(NamedTuple):
-    """The part of a state that follows from the decisions, before the rest is computed."""
+    """The input of the computation of a state, as far as it follows from the decisions."""
 
     epoch: int
     stops: Mapping[int, tuple[Feed, NamedStop]]
-    """Each feed, with the end of the steps that closes have listed. Keyed by the number of the feed, in
-    ascending order."""
+    """Each feed, with the end of the steps that closes have listed. Keyed by feed number, in ascending
+    order."""
     before: Mapping[Feed, Counted]
-    """Updates already included in the previous state, with their weights, keyed by feed."""
+    """Updates that are already included in the previous state, with their weights, keyed by feed."""
     counted: Mapping[Feed, Counted]
 
 
 def plan(run_state: RunState, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
-    """Return the plan of the state of all epochs up to `epoch`, which must be sealed, according to the
-    decisions so far. The computation will begin with `previous`, the state of a usable checkpoint of this or
-    an earlier epoch, or at genesis if it is None."""
+    """Return the plan of the state up to `epoch`, which must be sealed, according to the decisions so far.
+    The computation will begin with `previous`, the state of a usable checkpoint of this or an earlier epoch.
+    If `previous` is None, it will begin at genesis."""
     stops = {}
     for number, step in run_state.positions(epoch).items():
         mark = run_state.named_stop(number, step)
@@ -104,11 +109,11 @@ def compute(
     planned: CheckpointPlan,
     previous: CheckpointState | None = None,
 ) -> CheckpointState | None:
-    """Compute a state from the log and from `previous`, as given to `plan`. Takes as long as reading the
-    updates between the two states.
+    """Compute a state from the log and from `previous`, which must be the argument that was given to `plan`.
+    The call takes as long as reading the updates between the two states.
 
-    Returns None if listed updates are missing in the log, or belong to another history. Raises UserError
-    LOG_CORRUPT.
+    Returns None if the log lacks listed updates, or has another history of a feed than the listed one. Raises
+    UserError LOG_CORRUPT.
     """
     bases = {}
     for number, (feed, end) in planned.stops.items():
@@ -126,8 +131,8 @@ def compute(
 
 
 def _base(update_log: UpdateLog, feed: Feed, end: NamedStop) -> Base | None:
-    """Return the point at which a feed continues after `end`; None if the log does not reach it or has
-    another history there."""
+    """Return the base at which a feed continues after its listed steps, whose end is `end`. Return None if
+    the log ends earlier, or has another history of the feed."""
     if update_log.stop(feed) < end.stop:
         return None
     chain, _ = update_log.past(feed, end.stop)
@@ -140,7 +145,7 @@ def _base(update_log: UpdateLog, feed: Feed, end: NamedStop) -> Base | None:
 
 
 def encode(state: CheckpointState) -> bytes:
-    """Return the content of the file of a state."""
+    """Return a state, encoded as the content of a file."""
     parts = [_HEAD.pack(_MAGIC, state.epoch, len(state.bases), len(state.cores))]
     parts += [_FEED.pack(number, *base[1:]) for number, base in state.bases.items()]
     for subspace, entries in state.cores.items():
@@ -149,17 +154,18 @@ def encode(state: CheckpointState) -> bytes:
 
 
 def most_bytes(manifest: Manifest, run_state: RunState, epoch: int) -> int:
-    """Return an upper bound, in bytes, of the size of a file of a checkpoint of `epoch`, which is sealed."""
+    """Return an upper bound, in bytes, on the size of a file with the state of a checkpoint of `epoch`, which
+    must be sealed."""
     subspaces = manifest.parameters().subspace_of(epoch) + 1
     feeds = len(run_state.positions(epoch)) * _FEED.size
     return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + manifest.core_bytes)
 
 
 def decode(manifest: Manifest, run_state: RunState, data: bytes) -> CheckpointState:
-    """Return the state in the content of a file. `run_state` tells which feed has which number. The caller
-    must check the state's digests.
+    """Return the state that is encoded in `data`, the content of a file. `run_state` has the numbers of
+    feeds. The caller must check the state's digests.
 
-    Raises UserError LOG_CORRUPT for a file in another format. Allocates no more than the file's size.
+    Raises UserError LOG_CORRUPT for a file in another format. Allocates no more memory than the file's size.
     """
     try:
         magic, epoch, feeds, cores = _HEAD.unpack_from(data)
@@ -189,8 +195,8 @@ def _require(condition: bool) -> None:
 
 
 def name(stated: Checkpoint) -> str:
-    """Return the name of the file of a state. If the checkpoint of an epoch is stated again, because fewer
-    updates count, its file has another name."""
+    """Return the name of the file with the state of a checkpoint. If the organiser states the checkpoint of
+    an epoch again, because fewer updates count, the new file has another name."""
     return f"{stated.epoch}-{listing(stated.feeds, stated.cores).hex()[:_NAMED]}"
 
 
@@ -201,7 +207,7 @@ def usable(folder: Path, run_state: RunState) -> list[Checkpoint]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of states, in ascending order of epochs."""
+    """Return the files with states in a folder, in ascending order of epochs."""
     with suppress(FileNotFoundError):
         return sorted((file for file in folder.iterdir() if _NAME.fullmatch(file.name)), key=_epoch)
     return []
@@ -212,9 +218,9 @@ def _epoch(file: Path) -> int:
 
 
 def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[int] = ()) -> None:
-    """Write the file of a state, durably and all or nothing. Remove earlier states of its epoch, and the
-    files of all other epochs except the KEPT newest epochs and those in `needed`. Raises UserError
-    DISK_FULL."""
+    """Write the file with a state, durably, and completely or not at all. Then remove files with earlier
+    states of the same epoch, and the files of all other epochs except the KEPT newest ones and those in
+    `needed`. Raises UserError DISK_FULL."""
     path = folder / name(state.decision(run_id))
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
@@ -228,14 +234,15 @@ def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[i
 
 
 def load(folder: Path, manifest: Manifest, run_state: RunState, stated: Checkpoint) -> CheckpointState | None:
-    """Return the state of a checkpoint from its file; None if there is no file, such as after newer
-    checkpoints. Raises UserError LOG_CORRUPT if the state is not the stated one."""
+    """Return the state of the checkpoint `stated` from its file. Return None if there is no file, for example
+    because newer checkpoints replaced it. Raises UserError LOG_CORRUPT if the file's state has other digests
+    than `stated`."""
     content = _content(folder, stated)
     return None if content is None else decode_stated(manifest, run_state, stated, content)
 
 
 def _content(folder: Path, stated: Checkpoint) -> bytes | None:
-    """Return the content of the file of a state; None if there is no file."""
+    """Return the content of the file with the state of a checkpoint; None if there is no file."""
     path = folder / name(stated)
     with disk_faults(path), suppress(FileNotFoundError):
         return path.read_bytes()
@@ -245,8 +252,8 @@ def _content(folder: Path, stated: Checkpoint) -> bytes | None:
 def decode_stated(
     manifest: Manifest, run_state: RunState, stated: Checkpoint, data: bytes
 ) -> CheckpointState:
-    """Return the state in `data`. Raises UserError LOG_CORRUPT if it is not the state of the checkpoint
-    `stated`."""
+    """Return the state that is encoded in `data`. Raises UserError LOG_CORRUPT if its digests are not those
+    of the checkpoint `stated`."""
     state = decode(manifest, run_state, data)
     if state.decision(manifest.parameters().run_id) != stated:
         raise _damaged(f"{name(stated)} is not what the organiser has stated")
@@ -270,25 +277,25 @@ class Start(NamedTuple):
     checkpoint: Checkpoint | None = None
     """Checkpoint with whose state the computation begins; None if it begins at genesis."""
     counted: Mapping[Feed, Counted] = {}
-    """Steps of each feed in the checkpoint's cores, with the weights of their updates."""
+    """Updates in the checkpoint's cores, with their weights, keyed by feed."""
     content: bytes = b""
-    """Content of the checkpoint's file. The file is read at once, because a node removes it when newer
-    checkpoints come."""
+    """Content of the file with the checkpoint's state. The content is read in advance, because a node removes
+    the file when newer checkpoints come."""
 
     def state(self, manifest: Manifest, run_state: RunState | None) -> CheckpointState | None:
-        """Return the checkpoint's state; None at genesis. Raises UserError LOG_CORRUPT if `content` is not
-        the stated state."""
+        """Return the checkpoint's state; None at genesis. Raises UserError LOG_CORRUPT if the state in
+        `content` has other digests than the checkpoint."""
         if self.checkpoint is None or run_state is None:
             return None
         return decode_stated(manifest, run_state, self.checkpoint, self.content)
 
 
 def start(folder: Path, run_state: RunState | None, update_log: UpdateLog) -> Start:
-    """Return the newest stored checkpoint after which the log has all updates that count now; genesis if
-    there is no such checkpoint.
+    """Return the point at which to begin: the newest checkpoint with a stored state after which the log has
+    all updates that count now. If there is no such checkpoint, return genesis.
 
-    Raises UserError CHECKPOINT_UNUSABLE if there is none and the beginning of the log was pruned, so that the
-    computation cannot begin at genesis.
+    Raises UserError CHECKPOINT_UNUSABLE if there is no such checkpoint and the computation cannot begin at
+    genesis, because the beginning of the log was pruned.
     """
     bases = update_log.bases()
     if run_state:

@@ -1,11 +1,11 @@
 """The updates of a log as numpy columns, for plots, statistics and the study of earlier states of a run.
 
-A log keeps the order of updates within each feed and no other order. The nodes of a run admit its updates in
-different orders and end with the same model. A state of the run is therefore a frontier, that is, a number of
-steps for each feed, and not a moment in time. The rows are sorted so that every prefix is such a state: by
-epoch, then by the number of the feed's earlier updates in that epoch, then by feed. This order is the same on
-every node with the same updates. `Columns.at` returns such a prefix; `Columns.prefix` returns the state of
-any frontier.
+A log has an order of updates only within each feed. The nodes of a run admit the run's updates in different
+orders and end with the same model. A state of the run is therefore not a moment in time but a frontier: a
+number of steps for each feed. In the columns, updates are sorted by epoch, then by the number of the feed's
+earlier updates in that epoch, then by feed. So the first n updates are a state for every n, and all nodes
+with the same updates have the same order. `Columns.at` returns the state after the first n updates.
+`Columns.prefix` returns the state at any frontier.
 """
 
 from __future__ import annotations
@@ -28,33 +28,32 @@ if TYPE_CHECKING:
 
 
 class Updates(NamedTuple):
-    """n updates as columns; each array has shape (n,) unless stated otherwise."""
+    """n updates as columns. Each array has the shape (n,) unless its description says otherwise."""
 
     feed: I64
     """Index into `Columns.feeds`."""
     step: I64
-    """Position in the feed, from 0."""
+    """Step of the update in its feed, from 0."""
     epoch: I64
-    """Epoch in the update's label, from 0."""
+    """Epoch in which the update was made (its label), from 0."""
     seed: U64
     """Seed of the direction and of the mini-batch (SPEC R5)."""
     scalar: I64
     """Quantised directional derivative, in units of the manifest's scalar_delta. In a first-order run an
-    update has one scalar for every cell: (n, cells)."""
+    update has one scalar for every cell, and the shape is (n, cells)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The updates of a log, or those of a state of the run, with their feeds. An update takes about 40 bytes
-    of memory."""
+    """All updates of a log, or the updates in one state of the run, with their feeds. An update takes about
+    40 bytes of memory."""
 
     run_id: bytes
     """The id of the run, 32 bytes."""
     feeds: tuple[Feed, ...]
-    """All feeds of the log, sorted, including feeds without updates in a prefix."""
+    """All feeds of the log, sorted. Feeds without updates in this state are included."""
     before: tuple[int, ...]
-    """Number of each feed's first updates that are missing in `updates`, because a checkpoint stands for
-    them."""
+    """Number of each feed's first updates that are not in `updates`, because a checkpoint stands for them."""
     updates: Updates
 
     def __len__(self) -> int:
@@ -62,7 +61,7 @@ class Columns:
         return len(self.updates.seed)
 
     def at(self, known: int) -> Columns:
-        """Return the state after the first `known` updates. Raises ValueError if there are fewer."""
+        """Return the state after the first `known` updates. Raises ValueError if there are fewer updates."""
         if not 0 <= known <= len(self):
             raise ValueError(f"there are {len(self)} updates and not {known}")
         return self._rows(slice(known))
@@ -72,7 +71,8 @@ class Columns:
         return self._rows(self.updates.epoch < epoch)
 
     def prefix(self, frontier: Mapping[Feed, int]) -> Columns:
-        """Return the state with the first `frontier[feed]` updates of each feed, and none of other feeds.
+        """Return the state with the first `frontier[feed]` updates of each feed, and no updates of feeds that
+        are not in `frontier`.
 
         Raises ValueError if the log lacks some of these steps.
         """
@@ -89,11 +89,11 @@ class Columns:
         return dict(zip(self.feeds, counts.tolist(), strict=True))
 
     def epochs(self) -> I64:
-        """Return the number of updates of each epoch, shape (last epoch + 1,)."""
+        """Return the number of updates in each epoch, of shape (last epoch + 1,)."""
         return np.bincount(self.updates.epoch).astype(np.int64)
 
     def batch(self) -> UpdateBatch:
-        """Return the updates as `Trainer.apply` takes them."""
+        """Return the updates in the form that `Trainer.apply` takes."""
         _, _, epochs, seeds, scalars = self.updates
         return UpdateBatch(epochs, seeds, scalars)
 
@@ -104,7 +104,8 @@ class Columns:
 def columns_of(
     run_id: bytes, tails: Sequence[Tail], bases: Mapping[Feed, Base], records: Iterable[Record]
 ) -> Columns:
-    """Return those updates of `records` that count, from a log with these tails and bases."""
+    """Return as columns those updates of `records` that count. `tails` and `bases` are those of the log with
+    the records."""
     stops = {tail.feed: (number, tail.next) for number, tail in enumerate(tails)}
     pieces = []
     for record in records:
@@ -139,11 +140,11 @@ def _updates_of(number: int, segment: Segment, stop: int) -> Updates:
 
 
 def _order(updates: Updates, begins: I64) -> NDArray[np.intp]:
-    """Return the indexes that sort updates into the order of `Columns`. The given updates are sorted by feed,
-    then by step.
+    """Return the indexes that sort updates into the order of `Columns`. The given updates must be sorted by
+    feed, then by step.
 
-    `begins` has, for each feed, the epoch of the last update before the feed's first given one, and the
-    number of the feed's earlier updates in that epoch.
+    `begins` has two numbers for each feed: the epoch of the last update before the first given one, and the
+    number of the feed's updates in that epoch before the first given one.
     """
     places = np.arange(len(updates.step))
     changes = np.r_[True, (np.diff(updates.feed) != 0) | (np.diff(updates.epoch) != 0)][: len(places)]

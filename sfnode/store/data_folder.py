@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 MAX_SOCKET_PATH = 103
-"""Maximum length, in bytes, of an AF_UNIX path: macOS accepts 104 bytes including the closing zero, Linux
-108."""
+"""Maximum length, in bytes, of an AF_UNIX path. Including the final zero byte, macOS accepts 104 bytes and
+Linux 108."""
 
 PROBE_PATIENCE = 5.0
 """Maximum time, in seconds, for which `open_data_dir` waits for processes that only ask which process holds
-the folder. Each of them holds the shared lock for microseconds, so even many such processes take only
+the folder. Such a process holds the shared lock for microseconds, so even many of them take only
 milliseconds."""
 
 _PROBE_POLL = 0.001
@@ -36,17 +36,17 @@ _PROBE_POLL = 0.001
 _SOCKET = "control.sock"
 
 _LOCATION = "place"
-"""Key in the log's meta table: the log's location when our feed was last continued."""
+"""Key in the log's meta table. Its value is the log's location when this node last continued its own feed."""
 
 _SIGNED_AT = "signed"
-"""Key in the log's meta table: the log's location when a decision was last signed in it. The value is empty
-if newer decisions, signed elsewhere, were written to the log."""
+"""Key in the log's meta table. Its value is the log's location when a decision in the log was last signed by
+this node. The value is empty if newer decisions, signed elsewhere, were written to the log later."""
 
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 class _Inside:
-    """A descriptor that returns the path of the file with a given name in a data folder."""
+    """Python descriptor that returns the path, in a data folder, of the file or folder with a given name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -57,7 +57,7 @@ class _Inside:
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths in a data folder, whether or not a process uses it."""
+    """The paths in a data folder, whether or not a process uses the folder."""
 
     path: Path
 
@@ -69,16 +69,16 @@ class Layout:
     libp2p_identity = _Inside("libp2p.key")
     """The RSA key that names the node in libp2p; written by the transport."""
     named = _Inside("named.json")
-    """The list of files outside the folder that its owner has named."""
+    """The list of files outside the data folder that the node's owner has named."""
     ports = _Inside("ports")
     """The ports on which the node listened last; written by the transport."""
     contacts = _Inside("contacts.json")
-    """An invitation with the addresses of peers that the node has met, for use while the node does not run
-    (in the format of `run.json`)."""
+    """An invitation with the addresses of peers that the node has met, in the format of `run.json`. It is
+    used while the node does not run."""
     model = _Inside("model")
-    """The folder of the base model, if it came from peers."""
+    """The folder of the base model, if the node downloaded it from peers."""
     partial_model = _Inside("model.partial")
-    """The folder of an unfinished download of the base model."""
+    """The folder of the base model while its download is not finished."""
     listing = _Inside("model.listing")
     """The listing of the base model (SPEC B1)."""
     bases = _Inside("bases")
@@ -97,16 +97,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataDir(Layout):
-    """A data folder that this process holds until `close`, or until the process ends in any way.
+    """A data folder that this process has locked. The lock ends with `close`, or when the process ends in any
+    way.
 
-    The lock belongs to an open file description, which a forked child shares. Processes that may outlive the
-    node must therefore be started with exec, which closes the descriptor.
+    The lock belongs to an open file description, which a forked child process shares. A child that may
+    outlive the node must therefore be started with exec, which closes the descriptor in the child.
     """
 
     descriptor: int
 
     def close(self) -> None:
-        """Release the folder."""
+        """Unlock the folder."""
         os.close(self.descriptor)
 
     def __enter__(self) -> DataDir:
@@ -136,8 +137,8 @@ def open_data_dir(path: Path) -> DataDir:
 
 
 def holder(path: Path) -> int | None:
-    """Return the id of the process that holds this folder. 0 means that the process has not written its id
-    yet, None that no process holds the folder.
+    """Return the id of the process that holds this folder. Return 0 if that process has not written its id
+    yet, and None if no process holds the folder.
 
     A call cannot keep a node from starting. It takes the lock in shared mode for a moment, and
     `open_data_dir` can distinguish a shared lock from a node's exclusive lock. (A flock, unlike a record
@@ -155,11 +156,14 @@ def holder(path: Path) -> int | None:
 
 
 def moved(log: UpdateLog) -> bool:
-    """Return whether this log may be another file than the one in which our feed was last continued.
+    """Return whether this log may be another file than the one in which this node last continued its own
+    feed.
 
-    A copied or restored folder has other inodes. Its original may have continued the feed, so that continuing
-    it here, too, would fork the feed. An empty log has nothing to fork. Copies as disk images, as snapshots
-    of virtual machines and over existing files go unnoticed here; peers are asked to find them (SPEC I3).
+    The files of a copied or restored folder have other inodes. A node on the original folder may have
+    continued the feed. Continuing the feed here, too, would then fork it. For an empty log without a recorded
+    location the result is False, as there is nothing to fork. This function does not detect copies in disk
+    images, snapshots of virtual machines, and files that were overwritten in place. To detect those, the node
+    asks peers (SPEC I3).
     """
     known = log.get_meta(_LOCATION)
     if known is None:
@@ -168,26 +172,27 @@ def moved(log: UpdateLog) -> bool:
 
 
 def remember_location(log: UpdateLog) -> None:
-    """Record that the feed continues from this file.
+    """Record that this node continues its own feed in this file.
 
-    Call it after `moved`, and after the log contains the new incarnation, if one was necessary. Then a crash
-    between the two writes costs an incarnation but forks nothing.
+    Call this function after `moved` and, if the node needed a new incarnation, after writing the incarnation
+    to the log. A crash between the two writes then costs an incarnation, but forks no feed.
     """
     log.set_meta(_LOCATION, _location(log))
 
 
 def signed_here(log: UpdateLog) -> bool:
-    """Return whether the newest decisions in this log were signed in this file and not in a copy. Then no
-    signed decision is missing, because each was durable before it was sent. The copies that go unnoticed in
-    `moved` go unnoticed here, too."""
+    """Return whether the newest decisions in this log were signed in this file and not in a copy. If so, the
+    log contains every decision that was signed, because each was durable before it was sent. This function
+    does not detect the copies that `moved` does not detect."""
     return log.get_meta(_SIGNED_AT) == _location(log)
 
 
 def remember_signing(log: UpdateLog, ours: bool) -> None:
-    """Record whether the decisions that will now be written to this log are `ours`, that is, signed here.
+    """Record whether the decisions that will be written to this log next are `ours`, that is, signed by this
+    node.
 
-    The process may end before they are written. The record is still right then: decisions can be signed here
-    only while all earlier ones are known, and decisions of others are not stored yet.
+    The record stays right even if the process ends before the decisions are written. A node signs a decision
+    only while it knows all earlier ones, and decisions signed elsewhere are then not stored yet.
     """
     here = _location(log) if ours else b""
     if (log.get_meta(_SIGNED_AT) or b"") != here:
@@ -197,10 +202,10 @@ def remember_signing(log: UpdateLog, ours: bool) -> None:
 def control_socket_path(path: Path) -> Path:
     """Return the path of the control socket of data folder `path`, the same for the node and its clients.
 
-    The socket is inside the data folder. If that path is too long for AF_UNIX, the socket is in a private
-    folder inside the temporary folder, which `open_data_dir` makes. Then node and clients need the same
-    TMPDIR. Raises UserError DATA_DIR_UNUSABLE if that path is too long as well, or if the private folder
-    belongs to another user.
+    The socket is inside the data folder, unless its path would be too long for AF_UNIX. In that case the
+    socket is in a private folder, which `open_data_dir` makes inside the temporary folder, and node and
+    clients need the same TMPDIR. Raises UserError DATA_DIR_UNUSABLE if the path in the private folder is too
+    long as well, or if the private folder belongs to another user.
     """
     path = path.resolve()
     inside, outside = path / _SOCKET, _socket_folder(path) / _SOCKET
@@ -226,7 +231,8 @@ def _take(path: Path, descriptor: int) -> None:
     """Lock the folder, or raise UserError DATA_DIR_IN_USE if a node holds it.
 
     A node holds the lock exclusively, so that another process cannot even take it in shared mode. A process
-    that only asks (`holder`) holds the lock in shared mode for a moment.
+    that only asks who holds the folder (`holder`) takes the lock in shared mode for a moment. This function
+    waits for such processes.
     """
     deadline = time.monotonic() + PROBE_PATIENCE
     while not _lock(descriptor, fcntl.LOCK_EX):
@@ -239,7 +245,7 @@ def _take(path: Path, descriptor: int) -> None:
 
 
 def _lock(descriptor: int, mode: int) -> bool:
-    """Lock the file if that is possible at once; return whether it is locked."""
+    """Lock the file if that is possible without waiting. Return whether the file is now locked."""
     try:
         fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -257,14 +263,15 @@ def _in_use(path: Path, descriptor: int) -> UserError:
 
 
 def _location(log: UpdateLog) -> bytes:
-    """Return a description of the file's location that differs between this file and any copy of it."""
+    """Return a description of the log file (machine and inode) that differs between this file and any copy of
+    it."""
     with disk_faults(log.path):
         status = log.path.stat()
         return f"{status.st_dev} {status.st_ino} {log.generation} {_machine()}".encode()
 
 
 def _machine() -> str:
-    """Return a digest of the machine's id (which is confidential), or `-` if it has none."""
+    """Return a digest of the machine's id, or `-` if the machine has no id. The id itself is confidential."""
     for file in _MACHINE_IDS:
         if file.is_file():
             return hashlib.blake2b(file.read_bytes(), digest_size=16, person=b"sfnode-place").hexdigest()
@@ -286,8 +293,8 @@ def _make_socket_folder(path: Path) -> None:
 
 
 def _refuse_folder_of_others(path: Path, folder: Path) -> None:
-    """Raise UserError unless only this user can enter the socket folder. The folder is inside one that
-    everybody may write to."""
+    """Raise UserError unless only this user can enter the socket's private folder. Everybody may create
+    folders in the temporary folder around it."""
     try:
         status, owner = folder.lstat(), path.stat().st_uid
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Turns errors of the disk, from the operating system and SQLite, into errors that a user can act on.
 
-Also makes writes durable. Does not know the content of the files.
+This module also makes writes durable. It does not know the content of the files.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _PRIMARY = 0xFF
 
 
 class BrokenRowError(Exception):
-    """The bytes of a row in the log are not those that were written."""
+    """Error for a row of the log whose bytes are not those that were written."""
 
 
 @contextmanager
 def disk_faults(path: Path) -> Iterator[None]:
-    """Raise UserError for every fault, in statements of the block, of the disk that holds `path`.
+    """Turn every error of the disk with the file `path` that occurs in the block into a UserError.
 
-    Errors that only our own code can cause (a broken constraint, bad SQL) pass through unchanged, so that
-    they are noticed.
+    Errors that only a bug in sfnode can cause (a violated constraint, invalid SQL) pass through unchanged, so
+    that developers notice them.
     """
     try:
         yield
@@ -56,13 +56,13 @@ def disk_faults(path: Path) -> Iterator[None]:
 
 
 def private(name: str, flags: int) -> int:
-    """Open a file; passed to `open` as its opener. Only this user can read and write a new file, whatever the
-    umask."""
+    """Open a file, as the `opener` of Python's `open`. If the file is new, only this user can read and write
+    it, whatever the umask."""
     return os.open(name, flags, 0o600)
 
 
 def write_whole(path: Path, data: bytes, opener: Opener | None = None) -> None:
-    """Write a file durably, all or nothing. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+    """Write a file durably, and completely or not at all. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
     with disk_faults(path):
         patiently(lambda: _write_whole(path, data, opener))
 
@@ -96,7 +96,7 @@ def sync_file(file: Path) -> None:
 
 
 def corrupt(path: Path, reason: str) -> UserError:
-    """Return the error for a log that can no longer be trusted."""
+    """Return the error for a damaged log."""
     return UserError(
         Code.LOG_CORRUPT,
         f"the update log {path} is damaged: {reason}",
@@ -125,7 +125,7 @@ def _from_os(path: Path, error: OSError) -> UserError:
 
 
 def _from_sqlite(path: Path, error: sqlite3.Error) -> UserError | None:
-    """Return the error for the user; None if our own code is at fault."""
+    """Return the UserError for an error of SQLite; None if a bug in sfnode caused it."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None

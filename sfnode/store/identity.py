@@ -3,9 +3,9 @@
 This module signs bytes and does not know feeds, runs or libp2p (which has its own key). `run_keys` keeps
 organisers' keys in files of the same form.
 
-The file is PKCS #8 in PEM, so that ordinary tools can read and write it. A key file that others could read is
-made private again, and `Identity.exposed` says so. The run continues, but the user should know that somebody
-else may be able to sign as this node.
+The file is PKCS #8 in PEM, so that ordinary tools can read and write it. If other users could read a node's
+key file, the file is made private again and `Identity.exposed` is set. The node continues, but its owner
+should know that somebody else may be able to sign as this node.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Identity:
     public: bytes
     """Ed25519 public key, 32 bytes: the origin of the node's feeds."""
     exposed: bool
-    """Whether other users could read the key file until now."""
+    """Whether other users could read the key file before it was made private again."""
     _key: Ed25519PrivateKey = field(repr=False, compare=False)
 
     @classmethod
@@ -60,8 +60,8 @@ class Identity:
         return self._key.sign(data)
 
     def write(self, path: Path, passphrase: bytes | None = None) -> None:
-        """Write the key file, all or nothing even in a power cut: half a key would be worse than no key.
-        Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+        """Write the key file completely or not at all, even if the power fails. Half a key would be worse
+        than no key. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
         encoded = self._key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -71,7 +71,7 @@ class Identity:
 
     @classmethod
     def read(cls, path: Path, passphrase: bytes | None = None, *, exposed: bool = False) -> Identity:
-        """Return the key pair in a file. Raises OSError, and as `decoded`."""
+        """Return the key pair in a file. Raises OSError, and the errors of `decoded`."""
         return cls.decoded(path.read_bytes(), passphrase, exposed=exposed)
 
     @classmethod
@@ -87,11 +87,11 @@ class Identity:
 
 
 class NotAKeyError(Exception):
-    """The file does not hold an Ed25519 private key in PEM form."""
+    """Error for a file that does not contain an Ed25519 private key in PEM form."""
 
 
 class WrongPassphraseError(Exception):
-    """The key is encrypted with another passphrase."""
+    """Error for a key that is encrypted with another passphrase."""
 
 
 def load_or_create(path: Path, random: Random | None = None) -> Identity:

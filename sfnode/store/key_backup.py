@@ -1,10 +1,10 @@
 """Backups of keys: one encrypted file with the keys of a node and of the runs that its owner organises.
 
-A header has the file's form, a salt, a nonce and the length of the rest. The rest is encrypted with
-AES-256-GCM (NIST SP 800-38D), which authenticates the header, too. scrypt (RFC 7914) derives the encryption
-key from a passphrase. The rest is a map in MessagePack from places, which are relative paths, to the content
-of key files. Places are `node/identity.pem`, `node/libp2p.key` and `keys/<name>`. A key file that has its own
-passphrase keeps it.
+A header has an identifier of the format, a salt, a nonce and the length of the rest of the file. The rest is
+encrypted with AES-256-GCM (NIST SP 800-38D), which authenticates the header, too. scrypt (RFC 7914) derives
+the encryption key from a passphrase. Decrypted, the rest is a map in MessagePack from places, which are
+relative paths, to the content of key files. Places are `node/identity.pem`, `node/libp2p.key` and
+`keys/<name>`. A key file with a passphrase of its own stays encrypted with it inside the backup.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ MAX_KEY = 4_096
 2,400 bytes."""
 
 _FORM = b"sfnode keys 1\n"
-"""First bytes of a backup, with the version of its format."""
+"""First bytes of every backup, which identify the format and its version."""
 
 _HEAD = struct.Struct(f">{len(_FORM)}s16s12sI")
-"""Layout of the header: form, salt, nonce, and the length of the rest in bytes."""
+"""Layout of the header: identifier of the format, salt, nonce, and the length of the rest of the file in
+bytes."""
 
 _TAG = 16
-"""Length, in bytes, of the authentication tag at the end."""
+"""Length, in bytes, of the authentication tag of AES-GCM at the end of a backup."""
 
 _SCRYPT = {"length": 32, "n": 1 << 17, "r": 8, "p": 1}
-"""Parameters of scrypt. As OWASP recommends, each guess of a passphrase takes 128 MiB of memory; it takes a
-third of a second. The parameters are fixed by the format, so no file can make a reader use more memory."""
+"""Parameters of scrypt. Each guess of a passphrase takes 128 MiB of memory, as OWASP recommends, and a third
+of a second. The format fixes the parameters, so no file can make a reader use more memory."""
 
 _PLACE = re.compile(r"node/(identity\.pem|libp2p\.key)|keys/\w[\w .-]*")
-"""Pattern of the places of keys. No such place leads out of its folder."""
+"""Pattern of the places of keys. No path that matches it leads out of its folder."""
 
 _ORGANISER = re.compile(r"keys/([0-9a-f]{64})")
 
@@ -75,7 +76,8 @@ def collected(folder: Path, keys_dir: Path) -> dict[str, bytes]:
 
 
 def write(path: Path, files: dict[str, bytes], passphrase: bytes) -> None:
-    """Write a backup, readable by its owner only, all or nothing. Raises as `write_whole`."""
+    """Write a backup that only this user can read, completely or not at all. Raises UserError as
+    `write_whole`."""
     salt, nonce, content = os.urandom(16), os.urandom(12), msgpack.packb(files)
     head = _HEAD.pack(_FORM, salt, nonce, len(content) + _TAG)
     write_whole(path, head + _cipher(passphrase, salt).encrypt(nonce, content, head), private)
@@ -84,7 +86,7 @@ def write(path: Path, files: dict[str, bytes], passphrase: bytes) -> None:
 def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
     """Return the content of each key file in a backup, keyed by its place (such as `node/identity.pem`).
 
-    Raises UserError BACKUP_UNUSABLE, and WRONG_PASSPHRASE, also if `passphrase` is None.
+    Raises UserError BACKUP_UNUSABLE; WRONG_PASSPHRASE if the passphrase is wrong or None.
     """
     head, rest = _halves(path)
     if not passphrase:
@@ -98,10 +100,11 @@ def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
 
 
 def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
-    """Write key files, keyed by place, to their places, and mark organisers' keys as restored. Return the
-    places to which a file was written, which had none before.
+    """Write the key files in `files`, which are keyed by place, to their places, and mark organisers' keys as
+    restored. Return the places to which a file was written. Places that already have the same key are not
+    among them.
 
-    Raises UserError BAD_OPTION, before anything is written, if another key is at one of the places,
+    Raises UserError BAD_OPTION, before anything is written, if one of the places has another key,
     DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL.
     """
     paths = {place: _path(place, folder, keys_dir) for place in files}
@@ -115,8 +118,8 @@ def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
 
 
 def public(data: bytes) -> str | None:
-    """Return the public half, in hex, of the Ed25519 key in the bytes of a key file; the empty string if the
-    key is encrypted; None if there is no Ed25519 key."""
+    """Return the public half, in hex, of the Ed25519 key in `data`, the content of a key file. Return the
+    empty string if the key is encrypted, and None if `data` is no Ed25519 key."""
     try:
         return Identity.decoded(data).public.hex()
     except WrongPassphraseError:
@@ -126,7 +129,7 @@ def public(data: bytes) -> str | None:
 
 
 def _halves(path: Path) -> tuple[bytes, bytes]:
-    """Return the header of a backup and the rest. Raises UserError BACKUP_UNUSABLE."""
+    """Return the header and the rest of a backup file. Raises UserError BACKUP_UNUSABLE."""
     try:
         with path.open("rb") as file:
             head, rest = file.read(_HEAD.size), file.read(MAX_BACKUP)
@@ -164,8 +167,8 @@ def _is_key(place: str, data: bytes) -> bool:
 
 
 def _is_there(path: Path, data: bytes) -> bool:
-    """Return whether the key in `data` is in the file `path` already. Raises UserError BAD_OPTION if another
-    key is there."""
+    """Return whether the file `path` already has the key in `data`. Raises UserError BAD_OPTION if the file
+    has another key."""
     with disk_faults(path):
         if not path.exists():
             return False
@@ -194,8 +197,8 @@ def _cipher(passphrase: bytes, salt: bytes) -> AESGCM:
 
 
 def _checked(path: Path, content: bytes) -> dict[str, bytes]:
-    """Return the decoded and checked content of a backup. It is not trusted: somebody else may have made the
-    backup and disclosed its passphrase."""
+    """Return the decoded and checked content of a backup. The check is necessary, because somebody else may
+    have made the backup and disclosed its passphrase."""
     with suppress(ValueError):
         files = msgpack.unpackb(content)
         if isinstance(files, dict) and all(_fits(*item) for item in files.items()):

@@ -1,12 +1,12 @@
-"""The log's knowledge of feeds without reading a row: their states, their cuts, their last segments.
+"""The states, cuts and last segments of a log's feeds, kept in memory.
 
-It is kept in memory, and any thread may read it: only the one writer changes it, after a commit. This module
-knows neither SQLite nor files.
+Any thread may read these data. Only the log's one writer changes them, after each commit. This module knows
+neither SQLite nor files.
 
-The last segments of every feed are kept for reads right after an append: flooding sends each segment as soon
-as it is logged. These reads happen on the event loop while the next append is in progress. Through SQLite,
-the slowest hundredth of these reads would take 0.3 to 1.3 ms (measured), five to twenty times as long as from
-memory.
+The last segments of every feed are kept because they are read right after an append: flooding sends each
+segment as soon as it is logged. These reads happen on the event loop while the next append is in progress.
+Through SQLite the 99th percentile of their duration would be 0.3 to 1.3 ms (measured), five to twenty times
+as long as from memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sfprotocol.signing import genesis
 
 
 class Tail(NamedTuple):
-    """The end of a feed; for a cut feed, the end of the part that counts."""
+    """The end of a feed. For a cut feed it is the end of the part that counts."""
 
     feed: Feed
     next: int
-    """First step that is not in the log or, in a cut feed, does not count."""
+    """First step that is not in the log. For a cut feed, the first step that does not count."""
     chain: bytes
     """Chain head before that step, 32 bytes."""
     epoch: int
@@ -38,7 +38,7 @@ class Tail(NamedTuple):
 
 
 class StoredFeed(NamedTuple):
-    """The state of a feed that is kept in memory. It is never changed, but replaced after a commit."""
+    """The state of a feed, as kept in memory. After a commit the object is replaced and not changed."""
 
     number: int
     """The feed's id in the log's tables."""
@@ -48,7 +48,7 @@ class StoredFeed(NamedTuple):
     """Beginning of the feed's rows: step 0, or a later step if a checkpoint stands for the earlier steps."""
     tail: Tail
     loose: int
-    """Number of small rows since the feed was last packed."""
+    """Number of small rows written since the rows of the feed were last packed."""
 
     @property
     def feed(self) -> Feed:
@@ -56,18 +56,18 @@ class StoredFeed(NamedTuple):
 
 
 def beginning(run_id: bytes, feed: Feed) -> Base:
-    """Return the base, at step 0, of a feed that is stored from its first step on."""
+    """Return the base of a feed that is stored from its first step on: step 0."""
     return Base(feed, 0, genesis(run_id, feed), 0, 0)
 
 
 def fresh(run_id: bytes, number: int, base: Base) -> StoredFeed:
-    """Return the state of a feed without rows after its base."""
+    """Return the state of a feed that has a base and no rows."""
     key = seeds.feed_key(run_id, base.feed.origin, base.feed.incarnation)
     return StoredFeed(number, key, base, Tail(base.feed, base.step, base.chain, base.epoch), 0)
 
 
 def unknown(run_id: bytes, feed: Feed, number: int = 0) -> StoredFeed:
-    """Return the state of a feed without rows or base."""
+    """Return the state of a feed of which nothing is stored."""
     return fresh(run_id, number, beginning(run_id, feed))
 
 
@@ -77,8 +77,8 @@ def tail_after(record: Record) -> Tail:
 
 
 def continued(before: StoredFeed, record: Record, replacing: bool) -> StoredFeed:
-    """Return the feed's state after `record`. Raises LocalProtocolError unless the record continues the
-    feed."""
+    """Return the state of a feed after `record` is added. With `replacing` the record may begin before the
+    feed's end. Raises LocalProtocolError if the record does not continue the feed."""
     segment, tail = record.segment, before.tail
     if segment.feed_key != before.key:
         raise LocalProtocolError("a record's segment is not of the record's feed")
@@ -91,30 +91,30 @@ def continued(before: StoredFeed, record: Record, replacing: bool) -> StoredFeed
 
 
 def check_epochs(parts: Sequence[EpochScalars]) -> None:
-    """Raise LocalProtocolError if epochs decrease."""
+    """Raise LocalProtocolError if epochs decrease from one part to the next."""
     epochs = [part.epoch for part in parts]
     if epochs != sorted(epochs):
         raise LocalProtocolError("epochs decrease within a feed")
 
 
 SEGMENTS_PER_FEED = 32
-"""Maximum number of a feed's segments in memory. For a link that is further behind, they are read from
-SQLite, in a fraction of a millisecond."""
+"""Maximum number of a feed's segments in memory. Links that are further behind get older segments, which are
+read from SQLite in a fraction of a millisecond."""
 
 MAX_SCALARS = 131_072
-"""Maximum number of scalars in the whole cache, which take about 5 MB."""
+"""Maximum number of scalars in the cached segments of all feeds. They take about 5 MB."""
 
 
 class SegmentCache:
-    """The last segments of every feed, bounded in number. Segments of the feeds without additions for the
-    longest time are dropped first."""
+    """Cache of the last segments of every feed, with bounds on their number and size. If the cache is full,
+    the segments of the feed with the oldest last addition are dropped."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[Feed, deque[Segment]] = OrderedDict()
         self._size = 0
 
     def add(self, feed: Feed, segment: Segment) -> None:
-        """Keep `segment`. If it does not continue the kept segments of `feed`, drop those first."""
+        """Keep `segment`. If it does not continue the kept segments of `feed`, these are dropped first."""
         tail = self._tails.setdefault(feed, deque())
         if tail and segment.first != tail[-1].stop:
             self._size -= sum(size_of(segment.parts) for segment in tail)
@@ -129,8 +129,8 @@ class SegmentCache:
             self._size -= sum(size_of(segment.parts) for segment in silent)
 
     def since(self, feed: Feed, first: int) -> list[Segment]:
-        """Return the segments from the one with step `first` to the last; empty if step `first` is not in
-        memory."""
+        """Return the segments of a feed from the one that contains step `first` to the last one; an empty
+        list if step `first` is not in memory."""
         tail = self._tails.get(feed)
         if tail is None or tail[0].first > first:
             return []
@@ -150,8 +150,8 @@ class KnownFeeds:
     ) -> None:
         self._run_id = run_id
         self._lock = Lock()
-        """Guards states, cuts and recent segments; never held during input or output. The writer, which alone
-        changes states, reads them without the lock."""
+        """Lock for states, cuts and recent segments; never held during input or output. The writer reads
+        states without the lock, because no other thread changes them."""
         self._states = dict(states or {})
         self._cuts = {cut.feed: cut for cut in cuts}
         self._recent = SegmentCache()
@@ -165,12 +165,13 @@ class KnownFeeds:
     # -- reading -------------------------------------------------------------------------------------
 
     def state(self, feed: Feed) -> StoredFeed:
-        """Return the current state of a feed; a fresh one if the feed is unknown."""
+        """Return the current state of a feed. For an unknown feed, return the state in which nothing is
+        stored."""
         with self._lock:
             return self._states.get(feed) or unknown(self._run_id, feed)
 
     def cut(self, feed: Feed) -> CutRecord | None:
-        """Return the cut of a feed; None if it is not cut."""
+        """Return the cut of a feed; None if the feed is not cut."""
         with self._lock:
             return self._cuts.get(feed)
 
@@ -185,13 +186,14 @@ class KnownFeeds:
             return dict(self._cuts)
 
     def both(self) -> tuple[list[StoredFeed], dict[Feed, CutRecord]]:
-        """Return the states of all feeds and the cuts, both as of the same commit."""
+        """Return the states of all feeds, and all cuts, as they were after one and the same commit."""
         with self._lock:
             return list(self._states.values()), dict(self._cuts)
 
     def recent(self, feed: Feed, first: int) -> tuple[StoredFeed | None, list[Segment]]:
-        """Return a feed's state (None if the feed is unknown), and its segments from the one with step
-        `first` to the last (an empty list if step `first` is not in memory)."""
+        """Return a feed's state, and its segments from the one that contains step `first` to the last one.
+        The state is None if the feed is unknown. The list of segments is empty if step `first` is not in
+        memory."""
         with self._lock:
             return self._states.get(feed), self._recent.since(feed, first)
 
@@ -200,7 +202,8 @@ class KnownFeeds:
     def after(
         self, records: Sequence[Record], cuts: Sequence[CutRecord], replacing: bool
     ) -> dict[Feed, StoredFeed]:
-        """Return the states of the feeds after `records` and `cuts`, without changing anything.
+        """Return the states that the feeds of `records` and `cuts` will have once these are written. Changes
+        nothing.
 
         Raises LocalProtocolError as `continued` unless every record continues its feed.
         """
@@ -217,7 +220,7 @@ class KnownFeeds:
     def adopt(
         self, moved: Mapping[Feed, StoredFeed], records: Sequence[Record], cuts: Sequence[CutRecord]
     ) -> None:
-        """Take over the states, segments and cuts that were written to the log."""
+        """Keep the states, segments and cuts that were just written to the log."""
         with self._lock:
             self._states.update(moved)
             for record in records:
@@ -225,6 +228,7 @@ class KnownFeeds:
             self._cuts.update((cut.feed, cut) for cut in cuts)
 
     def begin_at(self, states: Mapping[Feed, StoredFeed]) -> None:
-        """Replace all states, and drop all kept segments, as some of their steps may be gone."""
+        """Replace all states, and drop all kept segments, as some of their steps may no longer be in the
+        log."""
         with self._lock:
             self._states, self._recent = dict(states), SegmentCache()

@@ -1,22 +1,23 @@
-"""The update log: stores every segment that this node has admitted durably in SQLite.
+"""The update log: stores every segment that this node has admitted, durably, in SQLite.
 
-What an `append` has written survives a power cut once it has returned; an `append` that has not returned
-leaves no trace. Only on this does the rest of the node rely when it sends or applies an update. The log
-checks that feeds stay contiguous. It does not verify signatures or chains (the machine verified them, and
-`sfnode verify` does it again), and does not know which feed is our own.
+Once `append` has returned, everything that it wrote survives a power cut. If the power fails earlier, either
+all or nothing of it is in the log. The node therefore sends or applies an update only after `append` has
+returned. The log checks that feeds stay contiguous. It does not verify signatures or chains: the machine
+verifies them before, and `sfnode verify` can verify them again. It does not know which feed is this node's
+own.
 
 Threads: `append`, `rebase` and `set_meta` may run in an executor, one at a time. Meanwhile any other thread
-may read and never waits for a commit: SQLite's WAL shows readers the last committed state, and reads have
-their own connection.
+may read. Reads never wait for a commit, because they have a connection of their own, and SQLite's WAL shows
+them the last committed state.
 
-Small consecutive segments are packed into one row without the inner signatures: the last signature vouches
-for all updates before it (SPEC S6). Rows are packed in the transaction that appends, so that the log of a
-slow feed is hardly larger than the feed's scalars.
+Small consecutive segments are packed into one row with only the last signature, which vouches for all updates
+before it (SPEC S6). Rows are packed in the transaction that appends. So the log takes hardly more space than
+its scalars, even for a feed whose segments have one update each.
 
-In an organised run the organiser chooses between two histories of a feed. The log keeps one of them: a
-segment that begins before the end of the feed replaces all stored steps from its first one on. A checkpoint
-may stand for the first steps of feeds. Such a feed begins at a base, and the log has none of its steps before
-the base.
+In an organised run the organiser chooses between two histories of a forked feed, and the log keeps only one
+of them. A segment that begins before the end of the feed replaces all stored steps from the segment's first
+step on. A checkpoint may stand for the first steps of a feed. In that case the feed begins at a base, and the
+log has no steps before the base.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["CardRecord", "CutRecord", "Record", "Tail", "UpdateLog"]
 
 LOOSE_ROWS = 64
-"""Number of small rows after which the rows of a feed are packed. 64 rows of one update each take 8 KB.
-Packing more often would write every update more often."""
+"""Number of small rows after which the rows of a feed are packed. 64 rows of one update each take 8 KB. With
+a smaller number every update would be written to disk more often."""
 
 
 S = TypeVar("S", bound=Span)
@@ -70,22 +71,22 @@ class UpdateLog:
     def __init__(self, path: Path, run_id: bytes, connection: sqlite3.Connection) -> None:
         self.path = path
         self.generation = 0
-        """Generation of the file's inode, which distinguishes it from a copy; 0 if unknown, as for a
-        reader."""
+        """Generation of the file's inode, which distinguishes the file from a copy. 0 if it is unknown, and
+        for a log that is opened read-only."""
         self._run_id = run_id
         self._writer, self._writing = connection, Lock()
         self._reader, self._reading = connection, Lock()
         self._known = KnownFeeds(run_id)
         self._named = tables.Named()
-        """Number of steps of each feed that closes have listed. Brought up to date only if a feed is cut,
-        under the lock of the reads."""
+        """Number of steps of each feed that closes have listed. It is updated only when it is needed, for a
+        feed that is cut, and under the lock of the reads."""
 
     @classmethod
     def open(cls, path: Path, run_id: bytes | None = None, *, read_only: bool = False) -> UpdateLog:
         """Open the log of run `run_id` (32 bytes), creating it if there is none.
 
-        With `read_only` the log must exist, and may belong to any run unless `run_id` is given. Its present
-        state is read, even while its node writes, and nothing in the file is changed, locked or upgraded.
+        With `read_only` the log must exist, and may belong to any run unless `run_id` is given. Its current
+        state can be read even while its node writes. Nothing in the file is changed, locked or upgraded.
         Raises UserError: WRONG_RUN, LOG_CORRUPT, DISK_FULL, DATA_DIR_UNUSABLE (also for a log of a newer
         sfnode), DATA_DIR_IN_USE.
         """
@@ -128,7 +129,7 @@ class UpdateLog:
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
 
     def close(self) -> None:
-        """Wait for an append in progress and close the files."""
+        """Wait until an append in progress has ended, then close the files."""
         with self._writing, self._reading:
             self._reader.close()
             self._writer.close()
@@ -157,14 +158,14 @@ class UpdateLog:
         statement: bytes = b"",
         replacing: bool = False,
     ) -> None:
-        """Append all arguments in one transaction, durably; on an error, append none of them.
+        """Append all arguments durably in one transaction. If an error occurs, append none of them.
 
-        A cut or a card replaces an earlier one of the same feed, and decisions replace all stored decisions
-        from their first position on. `authority` are encoded Successions and ControlForks; `statement` is our
-        own encoded Statement as a stand-in. With `replacing`, a record may begin before the end of its feed
-        and replaces the stored steps from its first one on; nobody may still need the replaced steps. Raises
-        LocalProtocolError if a record does not continue its feed, UserError DISK_FULL if there is no room.
-        After either error the log is unchanged and usable.
+        A cut or a card replaces an earlier one of the same feed. Decisions replace all stored decisions from
+        their first position on. `authority` are encoded Successions and ControlForks. `statement` is the
+        encoded Statement of this node, if it is a stand-in. With `replacing`, a record may begin before the
+        end of its feed. It then replaces all stored steps from its own first step on, and no other part of
+        the node may still need the replaced steps. Raises LocalProtocolError if a record does not continue
+        its feed, UserError DISK_FULL if there is no room. After either error the log is unchanged and usable.
         """
         if not (records or cuts or cards or control or authority or statement):
             return
@@ -185,12 +186,14 @@ class UpdateLog:
                 self._named.forget(control)
 
     def rebase(self, bases: Iterable[Base]) -> None:
-        """Make the feeds of `bases` begin at these bases, and all other feeds at genesis, in one transaction.
+        """Make each feed that has a base in `bases` begin there, and all other feeds at genesis, in one
+        transaction.
 
-        Rows after the bases are kept, and rows before them removed. If a feed has another history at its
-        base, or had a base and has none now, all its rows are removed. Reads that began before may still see
-        removed rows; nobody else may need them. The file is shrunk if that is worth the time. If it raises
-        UserError DISK_FULL, the log is unchanged.
+        Rows after the bases are kept, and rows before the bases are removed. All rows of a feed are removed
+        if the feed has another history at its base, or if it had a base and has none in `bases`. Reads that
+        began before the call may still return removed rows. No other part of the node may need these rows. If
+        enough space has become free, the file is made smaller. Raises UserError DISK_FULL; in that case the
+        log is unchanged.
         """
         wanted = {base.feed: base for base in bases}
         with self._writing:
@@ -254,16 +257,16 @@ class UpdateLog:
         return sorted(self.unsorted_tails())
 
     def unsorted_tails(self) -> list[Tail]:
-        """Return the tails in no particular order. For frequent use, as sorting many tails would block all
-        threads."""
+        """Return the same tails as `tails`, unsorted. Frequent calls should use this function, because
+        sorting many tails would block all threads."""
         states, cuts = self._known.both()
         named = self._named_of(cuts)
         tails = (self._run_state(state.tail, cuts.get(state.feed), named) for state in states)
         return [tail for tail in tails if tail.next]
 
     def _named_of(self, cuts: Iterable[Feed]) -> dict[Feed, int]:
-        """Return, for each of the feeds in `cuts`, the number of steps that closes have listed. No cut
-        removes listed steps (SPEC O7)."""
+        """Return, for each feed in `cuts`, the number of steps that closes have listed. These steps count in
+        spite of a cut (SPEC O7)."""
         if not cuts:
             return {}
         with self._reading, disk_faults(self.path):
@@ -271,7 +274,7 @@ class UpdateLog:
             return {feed: self._named.of(feed) for feed in cuts}
 
     def _run_state(self, tail: Tail, cut: CutRecord | None, named: Mapping[Feed, int]) -> Tail:
-        """Return the tail of the part of a feed that counts."""
+        """Return the tail of a feed, or of its part before a cut."""
         at = max(cut.at, named.get(cut.feed, 0)) if cut else tail.next
         if cut is None or at >= tail.next:
             return tail
@@ -279,12 +282,12 @@ class UpdateLog:
         return tail._replace(next=at, chain=chain)
 
     def base(self, feed: Feed) -> Base:
-        """Return the base of a feed, at which its rows begin: step 0, or a later step if a checkpoint stands
-        for the earlier steps."""
+        """Return the base of a feed, which is the step at which its rows begin: step 0, or a later step if a
+        checkpoint stands for the earlier steps."""
         return self._known.state(feed).base
 
     def bases(self) -> dict[Feed, Base]:
-        """Return the bases of the feeds whose first steps a checkpoint stands for, keyed by feed, in the
+        """Return the bases of those feeds for whose first steps a checkpoint stands, keyed by feed, in the
         order of feeds."""
         states = self._known.states().values()
         return {base.feed: base for base in sorted(state.base for state in states) if base.step}
@@ -294,16 +297,16 @@ class UpdateLog:
         return self._known.state(feed).tail.next
 
     def cuts(self) -> list[CutRecord]:
-        """Return the cuts that have a proof, in the order of feeds."""
+        """Return the cuts of forked feeds, each with its proof, in the order of feeds."""
         return sorted(cut for cut in self._known.cuts().values() if cut.proof)
 
     def evicted(self) -> list[Feed]:
-        """Return the feeds that have made room for other feeds (SPEC S8), in the order of feeds."""
+        """Return the feeds that were removed in favour of other feeds (SPEC S8), in the order of feeds."""
         return sorted(feed for feed, cut in self._known.cuts().items() if not cut.proof)
 
     def proof(self, feed: Feed) -> bytes | None:
-        """Return the encoded proof for the cut of `feed`; None if the feed is not cut, empty if it has made
-        room for another feed (SPEC S8)."""
+        """Return the encoded proof for the cut of `feed`. Return None if the feed is not cut, and an empty
+        value if it was removed in favour of another feed (SPEC S8)."""
         cut = self._known.cut(feed)
         return cut.proof if cut else None
 
@@ -314,20 +317,20 @@ class UpdateLog:
 
     def ends(self) -> list[Tail]:
         """Return the ends of all feeds with stored updates, in the order of feeds. Updates after a cut are
-        included; feeds that have made room for other feeds are not."""
+        included. Feeds that were removed in favour of other feeds are not."""
         states, cuts = self._known.both()
         gone = {feed for feed, cut in cuts.items() if not cut.proof}
         return sorted(state.tail for state in states if state.tail.next and state.tail.feed not in gone)
 
     def arrivals(self) -> list[int | None]:
         """Return the times at which the decisions arrived, in seconds since 1970, in the order of the
-        decisions. Earlier versions of sfnode did not record these times: the list may be shorter than that of
-        the decisions, or contain None."""
+        decisions. Earlier versions of sfnode did not record these times. The list may therefore contain None,
+        or be shorter than the list of decisions."""
         with self._reading, disk_faults(self.path):
             return tables.arrivals(self._reader)
 
     def arrival(self, position: int) -> int | None:
-        """Return the time at which the decision at a position arrived, as `arrivals` does; None if it is
+        """Return the time at which the decision at `position` arrived, in seconds since 1970; None if it is
         unknown."""
         with self._reading, disk_faults(self.path):
             return tables.arrival(self._reader, position)
@@ -364,10 +367,10 @@ class UpdateLog:
         """Return the updates of `feed` from step `first` on as one segment that ends where a stored segment
         ends.
 
-        The segment has at most `max_updates` updates, unless the next signature comes later. Then it ends at
-        that signature, because a segment must end at one (SPEC S6). If the end of the feed has replaced
-        another history, the segment may be too long for a message. Return None if the log has no updates from
-        `first` on, or if the feed's rows begin after `first`.
+        A segment must end at a signature (SPEC S6). The returned segment has at most `max_updates` updates,
+        unless the next signature comes later. In that case it ends at this signature. If the end of the feed
+        has replaced another history, the segment may be too long for a message. Returns None if the log has
+        no updates from `first` on, or if the feed's rows begin after `first`.
         """
         _, recent = self._known.recent(feed, first)
         if recent:
@@ -385,9 +388,9 @@ class UpdateLog:
         """Return the chain head before `step` of `feed`, and a segment with the updates from `step` to the
         next signature.
 
-        Updates after a cut are included. If `step` is the end of the feed, the segment has the last signature
-        and no updates. If `step` is beyond the end or before the base, the chain head is empty, and the
-        segment has no updates and no signature.
+        Updates after a cut are included. If `step` is the end of the feed, the segment has no updates, and
+        the last signature of the feed. If `step` is beyond the end or before the base, the chain head is
+        empty, and the segment has neither updates nor a signature.
         """
 
         def stored(state: StoredFeed) -> tuple[bytes, Segment]:
@@ -401,7 +404,7 @@ class UpdateLog:
         """Return the epoch of the update before `step` of `feed`, and the number of updates before `step` in
         that epoch.
 
-        Return (0, 0) for step 0. Raises UserError LOG_CORRUPT if the log ends before `step`,
+        Returns (0, 0) for step 0. Raises UserError LOG_CORRUPT if the log ends before `step`,
         CHECKPOINT_UNUSABLE if the feed's rows begin after `step`.
         """
         if not step:
@@ -418,7 +421,7 @@ class UpdateLog:
         return self._read(feed, stored)
 
     def _read(self, feed: Feed, read: Callable[[StoredFeed], T]) -> T:
-        """Return the result of `read` for a feed. Call `read` again if rows were removed meanwhile."""
+        """Return the result of `read` for a feed. If rows were removed meanwhile, `read` is called again."""
         while True:
             state = self._known.state(feed)
             with self._reading, disk_faults(self.path):
@@ -432,12 +435,12 @@ class UpdateLog:
                 return found
 
     def segments(self, spans: Iterable[S]) -> Iterator[tuple[S, Segment]]:
-        """Yield each stored segment that holds steps of these spans, together with the span. Segments after a
-        cut are included.
+        """Yield, for each span, the stored segments that contain steps of the span, each as a pair (span,
+        segment). Segments after a cut are included.
 
-        For long reads: segments that are not in memory are read through a separate connection, so that `read`
-        never waits for them. Raises UserError LOG_CORRUPT if steps are missing, CHECKPOINT_UNUSABLE if a
-        feed's rows begin after a span's first step.
+        This function is meant for long reads. Segments that are not in memory are read through a separate
+        connection, so `read` never waits for this function. Raises UserError LOG_CORRUPT if steps are
+        missing, CHECKPOINT_UNUSABLE if a feed's rows begin after a span's first step.
         """
         with disk_faults(self.path), ExitStack() as stack:
             db: sqlite3.Connection | None = None
@@ -454,7 +457,7 @@ class UpdateLog:
                 yield from ((span, segment) for segment in covering(span, found))
 
     def records(self) -> Iterator[Record]:
-        """Yield every stored segment in the order of feeds and steps, from one consistent snapshot."""
+        """Yield every stored segment, in the order of feeds and steps, as of one commit."""
         with disk_faults(self.path), self._snapshot() as db:
             bases = {base.feed: base for _, base in tables.bases(db)}
             for (origin, incarnation), group in groupby(rows.everything(db), key=itemgetter(0, 1)):
@@ -469,7 +472,7 @@ class UpdateLog:
                     yield record
 
     def columns(self) -> Columns:
-        """Return all updates that count as numpy columns, for programs that study a run. Raises UserError
+        """Return all updates that count, as numpy columns, for programs that study a run. Raises UserError
         LOG_CORRUPT."""
         from sfnode.store.columns import columns_of
 
@@ -477,7 +480,7 @@ class UpdateLog:
 
     @contextmanager
     def _snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection for a long scan, so that `read` does not wait for it."""
+        """Open a separate connection for a long scan, so that `read` does not wait for the scan."""
         if self._writer is self._reader:
             yield self._reader
             return

@@ -1,8 +1,8 @@
-"""The files of this machine that a node's owner has named, remembered in the node's data folder.
+"""The files of this machine that a node's owner has named. Their paths are kept in the node's data folder.
 
-A manifest comes from others and names no path on this machine. So only the owner can tell where a private
-table, a base model or a file of the run's data is. A path given on a command line is used by later starts and
-commands of the same folder, until another path replaces it.
+A manifest comes from others and names no path on this machine. So only the owner can say where a private
+table, a base model or a file of the run's data is. A path given on a command line is kept. Later starts and
+commands with the same data folder use it, until another path replaces it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sfnode.tasks.public_files import Places
 
 
 class NamedFiles(BaseModel):
-    """The named files and folders, as absolute paths, and the allowed plug-ins. `train` is a file of the
-    run's shared training data, `data` the private data of this node."""
+    """The named files and folders, as absolute paths, and the permitted plug-ins. `train` is a file with the
+    run's shared training data. `data` is a file with this node's private data."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -36,7 +36,7 @@ class NamedFiles(BaseModel):
 
     @classmethod
     def read(cls, layout: Layout) -> Self:
-        """Return the files that a data folder remembers. Raises UserError DATA_DIR_UNUSABLE."""
+        """Return the named files that a data folder has kept. Raises UserError DATA_DIR_UNUSABLE."""
         try:
             return cls.model_validate_json(layout.named.read_bytes())
         except FileNotFoundError:
@@ -49,7 +49,7 @@ class NamedFiles(BaseModel):
             ) from error
 
     def keep(self, layout: Layout) -> None:
-        """Remember these files in a data folder. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
+        """Keep these paths in a data folder. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
         if self != NamedFiles.read(layout):
             with disk_faults(layout.path):
                 write_whole(layout.named, self.model_dump_json(indent=2).encode())
@@ -66,14 +66,15 @@ class NamedFiles(BaseModel):
         )
 
     def and_beside(self, manifest: Manifest, folder: Path) -> NamedFiles:
-        """Return a copy with those files that a manifest names and that are in `folder`, the folder of the
-        manifest file. This machine's owner must have given the manifest."""
+        """Return a copy, extended by those files that a manifest names and that are in `folder`, the folder
+        of the manifest's file. The caller must make sure that this machine's owner has given that
+        manifest."""
         found = dict(public_files.beside(manifest.data, folder).named)
         model = public_files.inside(folder, manifest.model.source) if not self.model else None
         return self.model_copy(update=found | ({"model": model} if model and model.is_dir() else {}))
 
     def in_settings(self, settings: Settings) -> Settings:
-        """Return the settings of a node with these files."""
+        """Return a copy of a node's settings with these files."""
         return settings.model_copy(update=self.model_dump(exclude={"train"}))
 
     def places(self, layout: Layout) -> Places:
@@ -89,7 +90,8 @@ def places_of(layout: Layout) -> Places:
 
 
 def model_of(layout: Layout, given: Path | None) -> Path | None:
-    """Return the folder of a run's base model: the folder `given` now, else the one named before, else the
-    downloaded one; None if there is none of these. Raises as `NamedFiles.read`."""
+    """Return the folder of a run's base model. This is the folder `given` in the current command, else the
+    folder named earlier, else the folder of the downloaded model. Return None if there is none of these.
+    Raises as `NamedFiles.read`."""
     downloaded = layout.model if layout.model.is_dir() else None
     return given or NamedFiles.read(layout).model or downloaded

@@ -1,12 +1,13 @@
-"""Encodes segments as rows of the log, and joins them: pure functions, no SQLite, no files.
+"""Encodes segments as rows of the log, and joins segments. All functions are pure: they use no SQLite and no
+files.
 
 The body of a row, little-endian: CRC-32 of all that follows, signature (64 bytes), chain head (32 bytes),
 scalar width (1 byte), number of parts (4 bytes), then epoch and count of every part (4 bytes each), then the
 scalars of all parts. The width is 1 byte if every scalar of the row fits into it, otherwise 2. Late in a run,
-when derivatives are small, the width of 1 halves the log. In a first-order run 2 is added to the stored
-width, and the number of scalars of an update (4 bytes) comes before the scalars.
+when derivatives are small, a width of 1 halves the size of new rows. In a first-order run 2 is added to the
+stored width, and the number of scalars of each update (4 bytes) comes before the scalars.
 
-Readers ask for spans of steps; `covering` finds the segments that hold the steps of a span.
+Readers request spans of steps. `covering` finds the segments that contain the steps of a span.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.wire_codec import pack_scalars, unpack_scalars
 
 PACKED_UPDATES = 512
-"""Maximum number of scalars of a row into which small neighbouring rows of a feed are packed. In a full row,
-signature, chain head and bookkeeping take a quarter of a byte per update. The maximum is far below that of a
-segment (SPEC S4), because a row is also the smallest piece that can be sent."""
+"""Maximum number of scalars in a row that results from packing small neighbouring rows of a feed. In a row of
+this size, signature, chain head and bookkeeping take a quarter of a byte per update. The maximum is far below
+that of a segment (SPEC S4), because a row is also the smallest piece that can be sent."""
 
 SMALL_UPDATES = PACKED_UPDATES // 2
-"""Number of scalars below which a row is packed with its neighbours: half of PACKED_UPDATES. So two small
-neighbours always fit into one row, and packing cannot leave many small rows."""
+"""Number of scalars below which a row is small, and is packed with its neighbours. It is half of
+PACKED_UPDATES, so two small neighbours always fit into one row, and packing cannot leave many small rows."""
 
 UNSIGNED = bytes(64)
-"""Filler in place of a row's signature. The next row's signature vouches for both rows."""
+"""Zeros in place of the signature in a row that has none. The signature of the next row vouches for both
+rows."""
 
 _HEAD = struct.Struct("<I64s32sBI")
 _CRC_BYTES = 4
@@ -45,11 +47,11 @@ _PART = struct.Struct("<II")
 _CELLS = struct.Struct("<I")
 
 VECTORS = 2
-"""Number added to the stored width if updates have a scalar for every cell."""
+"""Number that is added to the stored width if updates have a scalar for every cell."""
 
 
 class Record(NamedTuple):
-    """A segment in the form in which it is logged, without `segment.hops`."""
+    """A segment as the log stores it, with its chain head. `segment.hops` is not stored."""
 
     feed: Feed
     segment: Segment
@@ -66,19 +68,19 @@ class CardRecord(NamedTuple):
 
 
 class CutRecord(NamedTuple):
-    """A cut: no update of a feed from step `at` on counts (SPEC E4, S8)."""
+    """A cut of a feed: the feed's updates from step `at` on do not count (SPEC E4, S8)."""
 
     feed: Feed
     at: int
     chain: bytes
     """Chain head (32 bytes) at the end of the part that counts."""
     proof: bytes
-    """The encoded Proof; empty if the feed has made room for another feed."""
+    """The encoded Proof of the fork; empty if the feed was removed in favour of another feed."""
 
 
 def encode(segment: Segment, chain_head: bytes) -> bytes:
     """Return the body of the row that stores `segment`. Raises LocalProtocolError if the segment has no
-    updates, or a length is wrong."""
+    updates, or if the signature or the chain head has a wrong length."""
     values = tuple(chain.from_iterable(part.scalars for part in segment.parts))
     if not values or len(segment.signature) != 64 or len(chain_head) != 32:
         raise LocalProtocolError("a segment needs updates, a signature of 64 and a chain head of 32 bytes")
@@ -94,8 +96,8 @@ def encode(segment: Segment, chain_head: bytes) -> bytes:
 
 
 def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
-    """Return the record whose encoded row is `body`. Raises BrokenRowError if `encode` cannot have returned
-    these bytes."""
+    """Return the record whose encoded row is `body`. Raises BrokenRowError if `body` is no result of
+    `encode`."""
     if len(body) < _HEAD.size or zlib.crc32(body[_CRC_BYTES:]) != int.from_bytes(body[:_CRC_BYTES], "little"):
         raise BrokenRowError(f"the checksum of a row of {len(body)} bytes (step {first}) does not match")
     _, signature, chain_head, width, count = _HEAD.unpack_from(body)
@@ -118,8 +120,8 @@ def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
 
 
 def join(rows: Iterable[Segment], first: int, max_updates: int) -> Segment:
-    """Return `rows` joined into one segment as `segments.join` does, which never ends with a row without a
-    signature.
+    """Return `rows` joined into one segment, as `segments.join` does. The segment never ends with a row
+    without a signature.
 
     Raises BrokenRowError if a step is missing.
     """
@@ -130,8 +132,8 @@ def join(rows: Iterable[Segment], first: int, max_updates: int) -> Segment:
 
 
 def _signed(rows: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield the rows. A row without a signature is joined with the following rows up to the next
-    signature."""
+    """Yield the rows in order. A row without a signature is joined with the following rows, up to the first
+    one with a signature."""
     front: list[Segment] = []
     for row in rows:
         if row.signature == UNSIGNED:
@@ -144,8 +146,8 @@ def _signed(rows: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Split consecutive `records` of one feed into groups of at most PACKED_UPDATES scalars, each group as
-    long as possible. A longer record is a group alone."""
+    """Split consecutive `records` of one feed into groups of at most PACKED_UPDATES scalars. Each group is as
+    long as possible. A record with more scalars is a group of its own."""
     start = size = 0
     for index, record in enumerate(records):
         size += (added := size_of(record.segment.parts))
@@ -168,7 +170,7 @@ class Span(Protocol):
 
 
 def covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield each of the consecutive `segments` that holds steps of `span`.
+    """Yield those of the consecutive `segments` that contain steps of `span`.
 
     Raises BrokenRowError if steps are missing.
     """
@@ -187,8 +189,8 @@ def covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
 def label_before(backwards: Iterable[Segment], step: int, base: Base) -> tuple[int, int]:
     """Return the epoch of the update before `step`, and the number of updates before `step` in that epoch.
 
-    `backwards` yields consecutive segments in reverse order, down to `base`. Only as many as necessary are
-    read.
+    `backwards` yields consecutive segments in reverse order, down to `base`. Only as many segments as
+    necessary are consumed.
     """
     epoch: int | None = None
     labelled = 0
@@ -204,7 +206,7 @@ def label_before(backwards: Iterable[Segment], step: int, base: Base) -> tuple[i
 
 
 def let_go(feed: Feed, step: int) -> UserError:
-    """Return the error for a step that was removed from the log because a checkpoint stands for it."""
+    """Return the error for a step that is no longer in the log, because a checkpoint stands for it."""
     return UserError(
         Code.CHECKPOINT_UNUSABLE,
         f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, and this folder has let go of "

@@ -1,7 +1,7 @@
-"""Reads updates of the log in the form that an engine takes: as columns, in large batches.
+"""Reads updates from the log in the form that an engine takes: as columns, in large batches.
 
-An engine knows which steps of every feed are in its cores, and with which factors. Only updates whose factor
-has changed are read from the log. So it suffices to tell an engine which updates count.
+An engine is told which updates count, and with which weights. It knows which steps of every feed are already
+in its cores, and with which weights. So it reads from the log only the updates whose weight has changed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 
 BATCH_UPDATES = 65_536
-"""Number of scalars after which a batch ends, with the current segment. A batch takes 1.5 MB, and is large
-enough for vectorised sums."""
+"""Number of scalars after which a batch ends, at the end of the current segment. A batch of this size takes
+1.5 MB, and is large enough for efficient vectorised sums."""
 
 
 class WeightedScalars(NamedTuple):
-    """Scalars of consecutive updates, which are added to one core with one weight."""
+    """Scalars of consecutive updates that are added to one core with one weight."""
 
     subspace: int
     weight: int
@@ -51,11 +51,11 @@ class UpdatePiece(NamedTuple):
     first: int
     """Step of the first update."""
     parts: tuple[WeightedScalars, ...]
-    """Parts in order, at least one."""
+    """Parts of the updates, in the order of steps; at least one part."""
 
 
 def batch_of(pieces: Sequence[UpdatePiece]) -> UpdateBatch:
-    """Return all these updates as columns, in the same order. There must be at least one piece."""
+    """Return all updates of the pieces as columns, in the same order. There must be at least one piece."""
     parts = [part for piece in pieces for part in piece.parts]
     lengths = [len(part.scalars) for part in parts]
     scalars = np.array([values for part in parts for values in part.scalars], np.int64)  # (n,) or (n, cells)
@@ -77,10 +77,10 @@ def _seeds(pieces: Sequence[UpdatePiece], counts: list[int]) -> U64:
 
 
 def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
-    """Return the frontier of the log, with the run state after its decisions.
+    """Return the frontier of the log, with the run state after the log's decisions.
 
-    The result does not reflect which of two histories an organiser has chosen: the machine finds out at its
-    start (SPEC O7).
+    The log may have another history of a feed than the one that the organiser chose. The result does not show
+    this. The machine finds such feeds when it starts (SPEC O7).
     """
     frontier = Frontier(run)
     if run.organised:
@@ -103,20 +103,21 @@ _CHECKPOINT = "checkpoint"
 
 
 def remember_checkpoint(update_log: UpdateLog, checkpoint: Checkpoint) -> None:
-    """Record durably the checkpoint with which the log will begin."""
+    """Record durably the checkpoint that will stand for the beginning of the log."""
     update_log.set_meta(_CHECKPOINT, decisions.encode(checkpoint))
 
 
 def remembered_checkpoint(update_log: UpdateLog) -> Checkpoint | None:
-    """Return the checkpoint with which the log begins; None if it begins with step 0 of every feed."""
+    """Return the checkpoint that stands for the beginning of the log; None if the log has every feed from
+    step 0 on."""
     kept = update_log.get_meta(_CHECKPOINT)
     found = decisions.read(kept).decision if kept is not None and update_log.bases() else None
     return found if isinstance(found, Checkpoint) else None
 
 
 def state_digest(manifest: Manifest, frontier: Frontier) -> bytes:
-    """Return the state digest of a run. In protocol version 1 it is a hash of all feed records in order (SPEC
-    M6)."""
+    """Return the state digest of a run. In protocol version 1 the digest is a hash of the records of all
+    feeds in order (SPEC M6)."""
     if manifest.protocol > 1:
         return frontier.digest()
     records = b"".join(state.record() for state in frontier)
@@ -135,7 +136,8 @@ def kept_control(update_log: UpdateLog) -> Kept:
 
 @contextmanager
 def sound_control(update_log: UpdateLog) -> Iterator[None]:
-    """Raise UserError LOG_CORRUPT if statements in the block find an invalid record in the control feed."""
+    """Raise UserError LOG_CORRUPT if the block raises an error because of an invalid record in the control
+    feed."""
     with disk_faults(update_log.path):
         try:
             yield
@@ -152,7 +154,7 @@ def run_state_of(run: RunParameters, entries: Iterable[Entry]) -> RunState:
 
 
 class _Change(NamedTuple):
-    """Consecutive steps of a feed whose weight changes."""
+    """Consecutive steps of a feed. The weights of the updates of all these steps change."""
 
     feed: Feed
     first: int
@@ -162,14 +164,15 @@ class _Change(NamedTuple):
     now: Counted
 
     def weight(self, label: int, values: Values) -> int:
-        """Return the change of the weight of updates with this label. In a first-order run the weight also
-        depends on an update's `values`."""
+        """Return the change of the weight of an update with the epoch label `label`. In a first-order run the
+        weight also depends on `values`, the update's scalars."""
         new = self.now.weight(label, self.difference.now, values)
         return new - self.before.weight(label, self.difference.before, values)
 
     def weighted(self, told: Iterable[EpochScalars]) -> Iterator[tuple[int, int, tuple[Values, ...]]]:
-        """Yield label, change of weight and scalars of consecutive updates with one label. In a first-order
-        run each update is yielded alone, because the weight of a zero update is 0 (SPEC U11)."""
+        """Yield (label, change of weight, scalars) for consecutive updates with one label and one change of
+        weight. In a first-order run each update is yielded alone, because updates whose scalars are all 0
+        have the weight 0 (SPEC U11)."""
         for label, scalars in told:
             each = [scalars] if isinstance(scalars[0], int) else [(values,) for values in scalars]
             yield from ((label, self.weight(label, some[0]), some) for some in each)
@@ -181,13 +184,14 @@ def changes(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int] = int,
 ) -> Iterator[UpdateBatch]:
-    """Yield the batches that change cores from the sums of the `applied` updates to those of the `wanted`
-    updates.
+    """Yield the batches that must be added to cores that are the sums of the `applied` updates, so that the
+    cores become the sums of the `wanted` updates.
 
-    Each update in a batch has its scalar times the change of its weight, and belongs to the core of its
-    subspace. Updates whose weight does not change are not read. Feeds missing in `wanted` are left unchanged.
-    A batch has at most BATCH_UPDATES scalars plus one segment. Raises UserError LOG_CORRUPT, also if the log
-    ends before `wanted`.
+    In a batch the scalar of an update is multiplied by the change of the update's weight, and the epoch is
+    replaced by the subspace whose core the update belongs to. Updates whose weight does not change are not
+    read. Updates of feeds that are not in `wanted` remain in the cores. A batch has at most BATCH_UPDATES
+    scalars plus those of one segment. Raises UserError LOG_CORRUPT, also if `wanted` updates are not in the
+    log.
     """
     pieces: list[UpdatePiece] = []
     size = 0
@@ -212,8 +216,9 @@ def counted_anew(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int] = int,
 ) -> dict[Feed, tuple[UpdateBatch, I64]]:
-    """Return the updates whose weight differs between `before` and `wanted`, keyed by feed: a batch with the
-    scalars as they were sent, and the change of each update's weight, (n,). Raises as `changes` does."""
+    """Return the updates whose weight differs between `before` and `wanted`, keyed by feed. Each value is a
+    batch with the scalars as they were sent, and the changes of the updates' weights, (n,). Raises UserError
+    as `changes`."""
     pieces: dict[Feed, list[UpdatePiece]] = {}
     weights: dict[Feed, list[int]] = {}
     for change, segment in update_log.segments(_changed(before, wanted)):
@@ -241,7 +246,8 @@ class Weighed(NamedTuple):
 def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[Weighed]:
     """Yield the updates that count according to `wanted`, sorted by feed (SPEC S1), then by step.
 
-    Updates before the checkpoint with which a log begins are left out. Raises UserError LOG_CORRUPT.
+    Updates for which a checkpoint stands at the beginning of the log are left out. Raises UserError
+    LOG_CORRUPT.
     """
     begins = {feed: base.step for feed, base in update_log.bases().items()}
     every = (
@@ -258,7 +264,8 @@ def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[W
 
 
 def _within(change: _Change, segment: Segment) -> tuple[int, tuple[EpochScalars, ...]]:
-    """Return the first step of `segment` that belongs to `change`, and the scalars of all such steps."""
+    """Return the first step of `segment` that belongs to `change`, and the scalars of all steps of `segment`
+    that do."""
     first, stop = max(change.first, segment.first), min(change.stop, segment.stop)
     told = first_updates(segment.parts, stop - segment.first)
     return first, tuple(drop_updates(told, first - segment.first))

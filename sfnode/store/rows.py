@@ -1,12 +1,12 @@
-"""Rows of segments in the log's database: writing, packing, replacing and removing them.
+"""Writes, packs, replaces and removes the rows of the log's database that store segments.
 
-All functions take a connection; those that write do so within the caller's transaction. They handle one feed
-at a time, and do not use the log's memory.
+All functions take a connection. Functions that write do so within the caller's transaction. A function that
+changes rows handles one feed, and does not use the log's data in memory (`known_feeds`).
 
-Most rows end with a signature that vouches for the whole row. If another history has replaced a feed's end,
-the steps before it may have lost their signature. If these steps do not fit into one segment with the
-following steps, they are stored as a row without a signature (`UNSIGNED`). Such a row is only read together
-with the next row.
+Most rows end with a signature that vouches for the whole row. If another history has replaced the end of a
+feed, the signature of the steps just before the replaced end may be gone with it. If these steps and the
+following ones do not fit into one segment, the former are stored as a row without a signature (`UNSIGNED`).
+Such a row is only read together with the next row.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _LAST = """SELECT f.id, f.origin, f.incarnation, s.first, s.body FROM feed f CRO
     ON s.feed = f.id AND s.first = (SELECT max(first) FROM segment WHERE feed = f.id)"""
 _ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s ON s.feed = f.id
     ORDER BY f.origin, f.incarnation, s.first"""
-"""All rows, in the order of feeds and steps. CROSS JOIN fixes the order of the loops, so that SQLite follows
-two indexes, and neither sorts nor scans."""
+"""Query for all rows, in the order of feeds and steps. CROSS JOIN fixes the nesting of the loops, so that
+SQLite follows two indexes and does not sort."""
 
 
 def last(db: sqlite3.Connection) -> Iterator[tuple[int, bytes, int, int, bytes]]:
-    """Return (feed's number, origin, incarnation, first step, body) of the last row of every feed that has
-    rows."""
+    """Yield (number of the feed, origin, incarnation, first step, body) for the last row of every feed that
+    has rows."""
     return db.execute(_LAST)
 
 
 def everything(db: sqlite3.Connection) -> Iterator[tuple[bytes, int, int, bytes]]:
-    """Return (origin, incarnation, first step, body) of every row, in the order of feeds and steps."""
+    """Yield (origin, incarnation, first step, body) for every row, in the order of feeds and steps."""
     return db.execute(_ALL)
 
 
 def since(db: sqlite3.Connection, state: StoredFeed, first: int) -> Generator[Segment, None, None]:
-    """Yield the stored segments of a feed from the segment with step `first` on, each read when it is
-    requested."""
+    """Yield the stored segments of a feed, from the one that contains step `first` on. Each segment is read
+    from the database when it is requested."""
     with closing(db.execute(_SINCE, (state.number, first))) as cursor:
         yield from _decoded(state, cursor)
 
 
 def span(db: sqlite3.Connection, state: StoredFeed, first: int, stop: int) -> Iterator[Segment]:
-    """Yield the stored segments of a feed that hold some of the steps `first .. stop - 1`."""
+    """Yield the stored segments of a feed that contain some of the steps from `first` to `stop - 1`."""
     return _decoded(state, db.execute(_SPAN, (state.number, first, stop)))
 
 
@@ -72,8 +72,8 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
     """Return the chain head before `step`, and a segment with the updates from `step` to the next signature.
     The feed must reach `step`.
 
-    If `step` is the feed's end, the segment has the last signature and no updates. It has neither if the
-    updates would exceed a message.
+    If `step` is the feed's end, the segment has no updates, and the feed's last signature. If the updates up
+    to the next signature would not fit into a message, the segment has neither updates nor a signature.
     """
     before = backwards(db, state, step + 1)
     at = next(before, None)
@@ -94,16 +94,16 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
 
 
 def insert(db: sqlite3.Connection, state: StoredFeed, segment: Segment, chain: bytes) -> None:
-    """Add a row; `chain` is the chain head after it."""
+    """Add a row that stores `segment`. `chain` is the chain head after the segment."""
     db.execute(_INSERT, (state.number, segment.first, records.encode(segment, chain)))
 
 
 def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> Segment:
     """Remove a feed's steps from the first step of `segment` on; return the segment to store in their place.
 
-    A row that contains this first step may have earlier steps, too. They become the beginning of the returned
-    segment, whose signature vouches for all steps before it (SPEC S6). If that segment would exceed a
-    message, they become a row without a signature.
+    The row that contains the first step of `segment` may have earlier steps, too. These earlier steps become
+    the beginning of the returned segment, whose signature vouches for them, too (SPEC S6). If the returned
+    segment would then not fit into a message, the earlier steps are stored as a row without a signature.
     """
     before = next(backwards(db, state, segment.first), None)
     if before is None or before.segment.stop <= segment.first:
@@ -122,7 +122,7 @@ def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> S
 
 
 def pack(db: sqlite3.Connection, state: StoredFeed) -> None:
-    """Join the small rows at the end of a feed into fewer large ones."""
+    """Join the small rows at the end of a feed into fewer, larger rows."""
     for group in records.packs(_small_rows_at_end(db, state)):
         if len(group) == 1:
             continue
@@ -148,7 +148,7 @@ def _small_rows_at_end(db: sqlite3.Connection, state: StoredFeed) -> list[record
 
 
 def rebase(db: sqlite3.Connection, run_id: bytes, state: StoredFeed, base: Base) -> StoredFeed:
-    """Make a feed begin at `base`, keeping only the rows after it; return the feed's state."""
+    """Make a feed begin at `base`, and keep only its rows after the base. Return the feed's new state."""
     if base == state.base:
         return state
     reaches = state.base.step <= base.step <= state.tail.next

@@ -1,9 +1,9 @@
-"""The keys of a run's organiser and deputy, in a folder of their owner: `<run id>` and `<run id>.recovery`. A
-file `<run id>.restored` marks an organiser's key that came from a backup (`key_backup`).
+"""The keys of a run's organiser and deputy, in the files `<run id>` and `<run id>.recovery` of a folder of
+the run's owner. A file `<run id>.restored` marks an organiser's key that came from a backup (`key_backup`).
 
-The files have the form of those of `identity`, encrypted if their owner has chosen a passphrase. Which
-signatures count is decided elsewhere (SPEC O1). A key file that others can read is refused. Unlike a node's
-key, an organiser's key decides about the whole run, and its owner must know of the exposure before the key
+The key files have the format of `identity`. They are encrypted if the owner has chosen a passphrase. This
+module does not decide which signatures count (SPEC O1). A key file that other users can read is refused,
+because an organiser's key decides about the whole run: its owner must know of the exposure before the key
 signs anything.
 """
 
@@ -22,22 +22,22 @@ from sfnode.store.disk_errors import disk_faults, private, sync_folder, write_wh
 from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, is_exposed
 
 RECOVERY = ".recovery"
-"""Ending of the name of the file with the deputy's key that `sfnode init` makes."""
+"""Ending of the file name of the deputy's key that `sfnode init` makes."""
 
 RESTORED = ".restored"
-"""Ending of the name of the file that marks an organiser's key from a backup."""
+"""Ending of the file name that marks an organiser's key from a backup."""
 
 
 class RunKeys(NamedTuple):
-    """The keys of a new organised run, not written to files yet."""
+    """The keys of a new organised run. They are not written to files yet."""
 
     organiser: Identity
     recovery: Identity
-    """The key of the only deputy. It should be kept offline."""
+    """The recovery key, which is the key of the only deputy. It should be kept offline."""
 
     @classmethod
     def generate(cls) -> RunKeys:
-        """Return new keys."""
+        """Return newly drawn keys."""
         return cls(Identity.generate(), Identity.generate())
 
     def options(self) -> dict[str, Any]:
@@ -45,8 +45,8 @@ class RunKeys(NamedTuple):
         return {"organiser": self.organiser.public.hex(), "deputies": (self.recovery.public.hex(),)}
 
     def write(self, run_id: bytes, keys_dir: Path, passphrase: bytes | None = None) -> tuple[Path, Path]:
-        """Write both keys of a run; return the paths of the files, the organiser's first. Raises as
-        `write_key`."""
+        """Write both keys of a run. Return the paths of the files, that of the organiser's key first. Raises
+        UserError as `write_key`."""
         files = organiser_key(run_id, keys_dir), recovery_key(run_id, keys_dir)
         for key, path in zip(self, files, strict=True):
             write_key(key, path, passphrase)
@@ -59,12 +59,13 @@ def organiser_key(run_id: bytes, keys_dir: Path) -> Path:
 
 
 def recovery_key(run_id: bytes, keys_dir: Path) -> Path:
-    """Return the path of a run's recovery key. The key is there until its owner moves it to another place."""
+    """Return the path to which a run's recovery key is first written. Its owner should move the file to
+    another place."""
     return keys_dir / f"{run_id.hex()}{RECOVERY}"
 
 
 def write_key(key: Identity, path: Path, passphrase: bytes | None = None) -> None:
-    """Write a key, readable by its owner only, into a folder that only the owner can enter.
+    """Write a key to a file that only this user can read, in a folder that only this user can enter.
 
     Raises UserError DATA_DIR_UNUSABLE or DISK_FULL.
     """
@@ -75,22 +76,22 @@ def write_key(key: Identity, path: Path, passphrase: bytes | None = None) -> Non
 
 
 def is_restored(run_id: bytes, keys_dir: Path) -> bool:
-    """Return whether the organiser's key of a run came from a backup. In that case this machine may not know
-    all signatures of the key. So in a run with stand-ins it signs in no term that had begun before the
-    restoration. Raises UserError DATA_DIR_UNUSABLE."""
+    """Return whether the organiser's key of a run came from a backup. If so, this machine may not know
+    everything that the key has signed. So, in a run with stand-ins, it signs nothing in terms that began
+    before the key was restored. Raises UserError DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         return path.exists()
 
 
 def mark_restored(run_id: bytes, keys_dir: Path) -> None:
-    """Record that the organiser's key of a run has come from a backup. Raises as `write_whole`."""
+    """Record that the organiser's key of a run came from a backup. Raises UserError as `write_whole`."""
     write_whole(_mark(run_id, keys_dir), b"", private)
 
 
 def forget_restored(run_id: bytes, keys_dir: Path) -> None:
-    """Remove the mark of a restored key. Called once the terms that had begun before are known. Raises
-    UserError DATA_DIR_UNUSABLE."""
+    """Remove the mark of a restored key. Call this function once it is known which terms began before the key
+    was restored. Raises UserError DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         path.unlink(missing_ok=True)
@@ -104,10 +105,11 @@ def _mark(run_id: bytes, keys_dir: Path) -> Path:
 def load_organiser_key(
     run_id: bytes, organisers: Collection[bytes], keys_dir: Path, passphrase: bytes | None = None
 ) -> Identity:
-    """Return the key with which one of `organisers` (public halves) signs the decisions of a run.
+    """Return the key in `keys_dir` that signs the decisions of a run. Its public half must be one of
+    `organisers`.
 
-    Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if a passphrase is needed and
-    missing), WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
+    Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if the key is encrypted and no
+    passphrase is given), WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
     """
     path = organiser_key(run_id, keys_dir)
     return _load(path, "the organiser's key of this run", organisers, passphrase)
@@ -117,11 +119,13 @@ def load_organiser_key(
 def held_organiser_key(
     run_id: bytes, organisers: Collection[bytes], keys_dir: Path, passphrase: bytes | None = None
 ) -> Iterator[Identity]:
-    """Lock the organiser's key within the block, so that no other process signs with the same file.
+    """Yield the organiser's key, and lock its file during the block, so that no other process signs with the
+    same file.
 
-    If two processes sign, the key's term ends (SPEC O4). The lock is one of the kernel, on the file itself.
-    It ends with the process in any case, is valid in every container that mounts the file, and needs no write
-    permission. Copies of the file are not locked. Raises UserError KEY_IN_USE, and as `load_organiser_key`.
+    If two processes sign different decisions, the key's term ends (SPEC O4). The kernel holds the lock, on
+    the file itself. So the lock ends with the process in any case, applies to every container that mounts the
+    file, and needs no write permission. Copies of the file are not locked. Raises UserError KEY_IN_USE, and
+    as `load_organiser_key`.
     """
     key, path = load_organiser_key(run_id, organisers, keys_dir, passphrase), organiser_key(run_id, keys_dir)
     with disk_faults(path):
@@ -138,7 +142,7 @@ def held_organiser_key(
 
 def read_passphrase(path: Path) -> bytes:
     """Return the first line of a file, without the line ending. Raises UserError BAD_OPTION if the line is
-    empty or the file unreadable."""
+    empty or the file cannot be read."""
     try:
         line = path.read_bytes().splitlines()[:1]
     except OSError as error:
@@ -149,7 +153,8 @@ def read_passphrase(path: Path) -> bytes:
 
 
 def load_deputy_key(path: Path, deputies: Sequence[bytes], passphrase: bytes | None = None) -> Identity:
-    """Return the key of one of the deputies (public halves). Raises UserError as `load_organiser_key`."""
+    """Return the deputy's key in a file. Its public half must be one of `deputies`. Raises UserError as
+    `load_organiser_key`."""
     return _load(path, "the key of a deputy of this run", deputies, passphrase)
 
 
@@ -181,7 +186,7 @@ def _missing(path: Path, what: str) -> UserError:
 
 
 def exposed(path: Path) -> UserError:
-    """Return the error for a key that others can read."""
+    """Return the error for a key file that other users can read."""
     return UserError(
         Code.KEY_EXPOSED,
         f"other users of this machine can read {path}, and whoever has read it can decide what counts",
@@ -207,8 +212,8 @@ def _no_passphrase(path: Path, reason: str) -> UserError:
 
 
 def locked(path: Path, passphrase: bytes | None) -> UserError:
-    """Return the error for a file that `passphrase` does not decrypt, or that needs a passphrase if there is
-    none."""
+    """Return the error for a key file that `passphrase` does not decrypt. If `passphrase` is None, the error
+    says that the file needs one."""
     return UserError(
         Code.WRONG_PASSPHRASE,
         f"{path} is encrypted, and " + ("this is not its passphrase" if passphrase else "needs a passphrase"),

@@ -1,12 +1,12 @@
-"""The SQLite file of the update log: opening it, its tables, its run, and reading and writing all tables
-except that of segments (`rows`).
+"""Opens and creates the SQLite file of the update log, and reads and writes all its tables except the table
+of segments (`rows`).
 
-Segments are stored in order of arrival with an index on (feed, step). Clustering them by feed would look more
-natural, but an append to N feeds would change N pages instead of a few, and each changed page is written to
-the WAL as a whole.
+Segments are stored in order of arrival, with an index on (feed, step). If they were clustered by feed
+instead, an append to N feeds would change N pages and not a few, and SQLite writes each changed page to the
+WAL as a whole.
 
-All functions take a connection; those that write do so within the caller's transaction. Logs of older
-versions lack some of the tables, and are read as if these tables were empty.
+All functions take a connection. Functions that write do so within the caller's transaction. Logs of older
+versions lack some of the tables. They are read as if these tables were empty.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ APPLICATION_ID = int.from_bytes(b"sfup", "big")
 """Application id in the SQLite header that marks the file as an update log."""
 
 VERSION = 6
-"""Version of the tables below. A log with a higher version was written by a newer sfnode."""
+"""Version of the log's tables. A log with a higher version was written by a newer sfnode."""
 
 SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL, SINCE_BASES, SINCE_ARRIVALS = 2, 3, 4, 5, 6
-"""First versions of the log that have the tables of cuts, of cards, of the control feed, of bases, and the
-column with times of arrival."""
+"""First versions of the log with, in this order: the table of cuts, the table of cards, the tables of the
+control feed, the table of bases, and the column with the times at which decisions arrived."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
-"""Table of cuts: the step from which on no update of a feed counts, with the proof (SPEC E4). The proof is
-empty for a feed that has made room for another feed (SPEC S8)."""
+"""Table of cuts. It has the step from which on no update of a feed counts, with the proof of the fork (SPEC
+E4). The proof is empty for a feed that was removed in favour of another feed (SPEC S8)."""
 
 _CARD = "CREATE TABLE card (feed INTEGER PRIMARY KEY, frame BLOB NOT NULL)"
-"""Table of the cards of the feeds' origins (SPEC K1), as encoded messages."""
+"""Table of the cards of origins (SPEC K1), as encoded messages, keyed by feed."""
 
 _CONTROL = """CREATE TABLE control (
         position INTEGER PRIMARY KEY, term INTEGER NOT NULL, record BLOB NOT NULL, signature BLOB NOT NULL)"""
@@ -56,8 +56,8 @@ _AUTHORITY = "CREATE TABLE authority (id INTEGER PRIMARY KEY, frame BLOB NOT NUL
 _BASE = """CREATE TABLE base (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, epoch INTEGER NOT NULL,
         labelled INTEGER NOT NULL)"""
-"""Table of the steps at which the rows of feeds begin, if a checkpoint stands for the steps before (SPEC
-O14)."""
+"""Table of bases. A base is the step at which the rows of a feed begin, if a checkpoint stands for the
+earlier steps (SPEC O14)."""
 
 _ARRIVED = "ALTER TABLE control ADD COLUMN arrived INTEGER"
 """Column of the time at which a decision was written to this log, in seconds since 1970. It is only shown to
@@ -88,21 +88,24 @@ _TABLES = (
 _NOW = "CAST(strftime('%s', 'now') AS INTEGER)"
 
 _WAIT_S = 5.0
-"""Maximum time, in seconds, to wait for a lock. The only reason to wait is the recovery of a WAL that a
-killed process left, which takes less time."""
+"""Maximum time, in seconds, to wait for a lock of SQLite. Only the recovery of a WAL that a killed process
+left makes others wait. It takes less than this time."""
 
 _WAL_BYTES = 16 * 1024 * 1024
-"""Size to which a WAL is truncated after a large transaction."""
+"""Size, in bytes, to which the WAL is truncated after a large transaction."""
 
 _FS_IOC_GETVERSION = 0x80087601
-"""Request on Linux for the generation of an inode, a random number drawn whenever the inode is allocated."""
+"""Number of the ioctl request on Linux for the generation of an inode. The generation is a random number that
+is drawn whenever the inode is allocated."""
 
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open a connection without implicit transactions, usable from any thread (callers lock).
+    """Open a connection without implicit transactions. Any thread may use it, but callers must make sure that
+    only one does at a time.
 
-    A commit is on the disk when it returns: with WAL, `synchronous = FULL` syncs at every commit. Waits until
-    file descriptors are free; all descriptors that the connection needs are open when this returns.
+    When a commit returns, its data are on the disk, because in WAL mode `synchronous = FULL` syncs at every
+    commit. If no file descriptors are free, the function waits until there are. All descriptors that the
+    connection needs are open when the function returns.
     """
     return patiently(lambda: _connect(path, read_only))
 
@@ -126,13 +129,15 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
 
 
 def inode_generation(path: Path) -> int:
-    """Return the generation of the file's inode, 0 if the file system has none; create a missing file.
+    """Return the generation of the file's inode; 0 if the file system has no generations. If the file is
+    missing, it is created.
 
-    The generation is needed because ext4 gives the inode number of a deleted file to the next new file, so a
-    backup restored over the original usually has the original's inode number. Do not call this while SQLite
-    has the file open: on POSIX, closing any descriptor of a file releases all locks of the process on it,
-    including SQLite's. Another program that opens the log would then delete the WAL while we use it. SQLite
-    gives the mode of this file to all files that it makes beside it.
+    The generation is needed because ext4 gives the inode number of a deleted file to the next new file. So a
+    backup restored in place of the original usually has the original's inode number. Do not call this
+    function while SQLite has the file open: on POSIX, closing any descriptor of a file releases all locks of
+    the process on the file, including those of SQLite. Another program that opens the log would then delete
+    the WAL while this process uses it. A file created here is readable by this user only, and SQLite gives
+    the same mode to the files that it creates beside it.
     """
     with open(path, "ab", opener=private) as file:
         try:
@@ -142,7 +147,7 @@ def inode_generation(path: Path) -> int:
 
 
 def create(db: sqlite3.Connection, run_id: bytes) -> None:
-    """Make the tables if the file is empty, all or nothing."""
+    """Create the tables if the file is empty, all of them or none."""
     if not is_empty(db):
         return
     db.execute("BEGIN IMMEDIATE")
@@ -153,12 +158,12 @@ def create(db: sqlite3.Connection, run_id: bytes) -> None:
 
 
 def is_empty(db: sqlite3.Connection) -> bool:
-    """Return whether the file has no tables, as before `create`."""
+    """Return whether the file has no tables, because `create` has not been called yet."""
     return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,))
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Upgrade the tables of a log that an older sfnode wrote, all or nothing."""
+    """Upgrade the tables of a log that an older sfnode wrote, in one transaction."""
     found = version(db)
     if found == VERSION:
         return
@@ -199,12 +204,12 @@ def check(db: sqlite3.Connection, path: Path, run_id: bytes) -> None:
 
 
 def version(db: sqlite3.Connection) -> int:
-    """Return the version of the tables in the file."""
+    """Return the version of the log's tables in the file."""
     return _pragma(db, "user_version")
 
 
 def shrink(db: sqlite3.Connection) -> None:
-    """Give the space of deleted rows back to the disk if it is more than half of the file."""
+    """Return the space of deleted rows to the file system if it is more than half of the file."""
     if 2 * _pragma(db, "freelist_count") > _pragma(db, "page_count"):
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -219,26 +224,28 @@ _OF_FEED = "FROM {0} x JOIN feed f ON f.id = x.feed ORDER BY f.origin, f.incarna
 
 
 def _rows(db: sqlite3.Connection, since: int, query: str, values: tuple[int, ...] = ()) -> list[Any]:
-    """Return the rows of a table that logs have since version `since`; an empty list for an older log."""
+    """Return the rows that `query` finds in a table that logs have from version `since` on; an empty list for
+    an older log."""
     return db.execute(query, values).fetchall() if version(db) >= since else []
 
 
 def cuts(db: sqlite3.Connection) -> list[tuple[int, CutRecord]]:
-    """Return the cuts with the numbers of their feeds, in the order of feeds."""
+    """Return (number of the feed, cut) for each cut, in the order of feeds."""
     columns = "SELECT f.id, f.origin, f.incarnation, x.step, x.chain, x.proof "
     rows = _rows(db, SINCE_CUTS, columns + _OF_FEED.format("cut"))
     return [(number, CutRecord(Feed(*feed), *cut)) for number, *feed, cut in map(_split, rows)]
 
 
 def bases(db: sqlite3.Connection) -> list[tuple[int, Base]]:
-    """Return the bases with the numbers of their feeds, in the order of feeds."""
+    """Return (number of the feed, base) for each base, in the order of feeds."""
     columns = "SELECT f.id, f.origin, f.incarnation, x.step, x.chain, x.epoch, x.labelled "
     rows = _rows(db, SINCE_BASES, columns + _OF_FEED.format("base"))
     return [(number, Base(Feed(*feed), *base)) for number, *feed, base in map(_split, rows)]
 
 
 def _split(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return (number of a feed, origin, incarnation, tuple of the other columns)."""
+    """Return the columns of a row as (number of the feed, origin, incarnation, tuple of the other
+    columns)."""
     return (*row[:3], row[3:])
 
 
@@ -256,15 +263,15 @@ def control(db: sqlite3.Connection, first: int = 0) -> list[Entry]:
 
 
 def arrivals(db: sqlite3.Connection) -> list[int | None]:
-    """Return the times at which the decisions arrived, in order; None for decisions written by an earlier
-    version."""
+    """Return the times at which the decisions arrived, in the order of decisions. A time is None if an
+    earlier version of sfnode wrote the decision."""
     query = "SELECT arrived FROM control ORDER BY position"
     return [arrived for (arrived,) in _rows(db, SINCE_ARRIVALS, query)]
 
 
 def arrival(db: sqlite3.Connection, position: int) -> int | None:
-    """Return the time at which the decision at a position arrived; None if the decision or its time is
-    missing."""
+    """Return the time at which the decision at `position` arrived; None if there is no such decision, or if
+    its time was not recorded."""
     rows = _rows(db, SINCE_ARRIVALS, "SELECT arrived FROM control WHERE position = ?", (position,))
     return next((arrived for (arrived,) in rows), None)
 
@@ -285,21 +292,23 @@ def keep_cards(db: sqlite3.Connection, cards: Iterable[tuple[int, CardRecord]]) 
 
 
 def keep_bases(db: sqlite3.Connection, bases: Iterable[tuple[int, Base]]) -> None:
-    """Store these bases, and remove all others."""
+    """Store these bases, and remove all other bases."""
     db.execute("DELETE FROM base")
     rows = [(number, *base[1:]) for number, base in bases]
     db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?)", rows)
 
 
 STATEMENT = "statement"
-"""Key, in the table `meta`, of our own statement as a stand-in (SPEC O22), an encoded message."""
+"""Key in the table `meta`. Its value is this node's own Statement as a stand-in (SPEC O22), as an encoded
+message."""
 
 
 def keep_control(
     db: sqlite3.Connection, control: Sequence[KeepControl], authority: Sequence[bytes], statement: bytes
 ) -> None:
-    """Store decisions, each group in place of all stored decisions from its first position on. Add new
-    messages of `authority`. Replace our own `statement` if it is not empty."""
+    """Store groups of decisions. Each group replaces all stored decisions from the group's first position on.
+    Add those messages of `authority` that are not stored yet. Replace this node's own Statement by
+    `statement` unless that is empty."""
     if statement:
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (STATEMENT, statement))
     for first, entries in ((kept.first, kept.entries) for kept in control):
@@ -310,19 +319,19 @@ def keep_control(
 
 
 class Named:
-    """Number of steps of each feed that closes have listed, according to the log's decisions, without a
-    manifest."""
+    """Number of steps of each feed that closes have listed. It is computed from the log's decisions alone,
+    without the manifest."""
 
     def __init__(self) -> None:
         self._run_state = RunState(budget=0, rate=0)
 
     def forget(self, control: Sequence[KeepControl]) -> None:
-        """Forget all decisions if some that were applied are replaced by `control`."""
+        """Discard the effect of all decisions if `control` replaces some that were applied."""
         if any(kept.first < self._run_state.decisions for kept in control):
             self.__init__()  # type: ignore[misc]
 
     def follow(self, db: sqlite3.Connection) -> None:
-        """Apply the decisions that are new in the log since the last call."""
+        """Apply the decisions that were added to the log since the last call."""
         for entry in control(db, self._run_state.decisions):
             self._run_state.apply(decisions.read(entry.record))
 

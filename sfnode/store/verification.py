@@ -1,9 +1,9 @@
 """Verifies a whole update log: chains, signatures and rules, without a model (SPEC S1-S6, U3-U6).
 
 The verification begins at genesis, or at a checkpoint that the organiser has signed. In an organised run
-decisions are verified first, because they say which updates may be stored and which count. The digest of a
-seal or checkpoint is compared if the log has all updates that it covers. Missing updates are reported, but
-are no error.
+decisions are verified first, because they determine which updates may be stored and which count. If the log
+has all updates that a seal or checkpoint covers, the digest in the seal or checkpoint is compared with the
+log. Missing updates are reported, but are no error.
 """
 
 from __future__ import annotations
@@ -45,26 +45,27 @@ def verify_log(
     *,
     as_of_now: bool = False,
 ) -> VerifyResult:
-    """Replay the whole log from genesis, or from `state`, that of a usable checkpoint. In an organised run
-    the result has the core digest at the last seal whose updates are all stored, or with `as_of_now` that of
-    all updates that count now.
+    """Verify the whole log, from genesis or from `state`, the state of a usable checkpoint. In an organised
+    run the core digest in the result is that of the last seal whose updates are all stored. With `as_of_now`
+    it is that of all updates that count now.
 
-    Raises UserError LOG_CORRUPT if the log is invalid, SEAL_DIFFERS if it differs from a seal or checkpoint.
+    Raises UserError LOG_CORRUPT if the log is invalid, SEAL_DIFFERS if a digest in a seal or checkpoint
+    differs from that of the log.
     """
     core = Core(*manifest.core_shape)
     return _Verification(manifest, update_log, core, state).result(as_of_now)
 
 
 def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> CheckpointState | None:
-    """Return the state of the newest usable checkpoint in `folder`; None if there is none. Raises UserError
-    as `checkpoint.start`, and LOG_CORRUPT."""
+    """Return the state of the newest usable checkpoint in `folder`; None if there is no such checkpoint.
+    Raises UserError as `checkpoint.start`, and LOG_CORRUPT."""
     run = manifest.parameters()
     run_state = run_state_of(run, update_log.control()) if run.organised else None
     return checkpoint.start(folder, run_state, update_log).state(manifest, run_state)
 
 
 class _Verification:
-    """The verification of one log. The given core must be empty."""
+    """The verification of one log. The core that is passed to it must be empty."""
 
     def __init__(
         self, manifest: Manifest, update_log: UpdateLog, core: Core, state: CheckpointState | None = None
@@ -75,16 +76,16 @@ class _Verification:
         self._core = core
         self._begins = state
         self._added: dict[Feed, Counted] = {}
-        """Steps of each feed in the core, with their weights."""
+        """Updates in the core, with their weights, keyed by feed."""
         self._frontier = Frontier(run)
         self._entries = self._check_control() if run.organised else []
         self._heads: dict[Feed, dict[int, bytes]] = {}
-        """Chain heads of each feed, keyed by step. The steps are the ends of what closes have listed, and
-        cuts."""
+        """Chain heads of each feed, keyed by step, for the steps at which a listed part of the feed ends or
+        at which the feed is cut."""
         self._signatures = 0
         self._unsigned: dict[Feed, int] = {}
-        """First step of the last verified row, keyed by feed, for each feed whose last verified row has no
-        signature."""
+        """First step of the last verified row of each feed whose last verified row has no signature, keyed by
+        feed."""
         self._bases = {base.feed: base for base in state.bases.values()} if state else {}
         for base in self._bases.values():
             self._frontier.advance(*base)
@@ -92,7 +93,7 @@ class _Verification:
         self._replay()
 
     def result(self, as_of_now: bool) -> VerifyResult:
-        """Return the result, after comparing the log with the seals."""
+        """Compare the log with the seals, and return the result of the verification."""
         checkout = last_seal(self._run, self._entries, self._frontier.next) if self._run.organised else None
         seals = self._check_seals(checkout) if checkout else None
         if checkout and not as_of_now:
@@ -123,7 +124,8 @@ class _Verification:
         return list(kept.entries)
 
     def _check_seals(self, checkout: Checkout) -> SealsResult:
-        """Compare those seals and checkpoints with the log whose updates the log has. Return the counts."""
+        """Compare the log with those seals and checkpoints whose updates are all in the log. Return the
+        numbers for the result."""
         read = [decisions.read(entry.record) for entry in self._entries]
         run_state = RunState.of(self._run)
         checked, last, begun = 0, None, self._begins is None
@@ -158,8 +160,8 @@ class _Verification:
         )
 
     def _place_of_checkpoint(self, said: list[Decision]) -> int | None:
-        """Return the position of the decision that has stated the initial checkpoint; None if the
-        verification begins at genesis."""
+        """Return the position, in `said`, of the decision that stated the checkpoint at which the
+        verification begins; None if it begins at genesis."""
         if self._begins is None:
             return None
         stated = self._begins.decision(self._run.run_id)
@@ -181,8 +183,8 @@ class _Verification:
         return found
 
     def _check_checkpoint(self, run_state: RunState, stated: Checkpoint) -> None:
-        """Compare a checkpoint that was just stated with the updates that count according to the decisions so
-        far."""
+        """Compare the digests in the checkpoint `stated` with the updates that count according to the
+        decisions up to this checkpoint. Raises UserError SEAL_DIFFERS."""
         heads = self._heads_of(run_state, stated.epoch)
         if stated not in run_state.checkpoints or heads is None:
             return
@@ -230,7 +232,8 @@ class _Verification:
                 raise _damaged(feed, 0, "it has made room for others, and there is room")
 
     def _beyond_base(self, record: Record) -> Record | None:
-        """Return the part of a record after the checkpoint; None if no part of it is after the checkpoint."""
+        """Return the part of a record after the base of its feed; None if the whole record is before the
+        base."""
         base, segment = self._bases.get(record.feed), record.segment
         if base is None or segment.first >= base.step:
             return record
@@ -238,9 +241,10 @@ class _Verification:
         return record._replace(segment=without_front(segment, base.step)) if beyond else None
 
     def _checked(self, record: Record) -> Verified | None:
-        """Return the part of this record that counts, recomputed and verified.
+        """Verify a record, and return the part of it that may be admitted, with recomputed values.
 
-        Return None if the signature is valid, but closes list another history, or the origin is not admitted.
+        Returns None if the signature is valid, but closes list another history of the feed, or the origin is
+        not admitted.
         """
         run, state, segment = self._run, self._frontier.state(record.feed), record.segment
         run_state = self._frontier.run_state
@@ -260,7 +264,8 @@ class _Verification:
         raise _damaged(record.feed, segment.first, problem)
 
     def _let_go(self, feed: Feed) -> None:
-        """Count no update of a feed whose history is not the listed one, as the machine does."""
+        """Count no update of a feed whose stored history is not the one that closes list. The machine does
+        the same."""
         base = self._bases.get(feed) or beginning(self._run.run_id, feed)
         self._frontier.go_back(*base)
         self._heads[feed] = {base.step: base.chain} if base.step else {}
@@ -287,7 +292,8 @@ class _Verification:
         return sorted({cut.at if cut else 0, run_state.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
-        """Cut a feed at the proof's step, but keep all steps that closes have listed (SPEC O7)."""
+        """Cut a feed at the step in the proof of its fork, but keep all steps that closes have listed (SPEC
+        O7)."""
         heads = self._heads.get(cut.feed, {})
         if cut.at and heads.get(cut.at, cut.chain) != cut.chain and self._frontier.next(cut.feed) >= cut.at:
             raise _damaged(cut.feed, cut.at, "its history is not the one that its proof of a fork has")
@@ -300,15 +306,16 @@ class _Verification:
 
 
 def _vouched_for_later(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
-    """Return True for a row without a signature: the next row's signature vouches for this row, too."""
+    """Accept any row. This function takes the place of `verifies` for rows without a signature, because the
+    signature of the next row covers them."""
     return True
 
 
 def _heads_at(
     chain: bytes, first: int, parts: tuple[EpochScalars, ...], stops: list[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield each of the ascending `stops` that lies after an update of `parts`, with the chain head there.
-    `chain` is the chain head before step `first`, at which `parts` begin."""
+    """Yield each step of the ascending `stops` that comes after an update of `parts`, with the chain head
+    before that step. `parts` begin at step `first`, and `chain` is the chain head before `first`."""
     stop = first + sum(len(part.scalars) for part in parts)
     for step in stops:
         if first < step <= stop:
@@ -318,7 +325,7 @@ def _heads_at(
 
 
 def _check_cut(run: RunParameters, cut: CutRecord) -> None:
-    """Raise UserError LOG_CORRUPT unless the proof proves the cut."""
+    """Raise UserError LOG_CORRUPT unless the proof shows a fork of the feed at the cut."""
     try:
         proof = wire_codec.decode(cut.proof, *run.form)
     except RemoteProtocolError as error:

@@ -1,1 +1,1 @@
-"""Tasks: from rows of data to tokens, losses and metrics."""
+"""Tasks: load rows of data, and turn them into tokens, losses and metrics."""

@@ -1,7 +1,7 @@
-"""Baselines that need no pretrained model: the commonest label, and TF-IDF with logistic regression.
+"""Baselines that need no pretrained model: always the commonest label, and TF-IDF with logistic regression.
 
-Somebody with all rows in one place would begin with these baselines. Reports therefore show them beside a
-run's results. This module knows rows and classes; it knows no model.
+Reports show these baselines beside a run's results, because a practitioner with all rows in one place would
+try them first. This module knows rows and classes; it knows no model.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ COMMONEST, TF_IDF = "the commonest label", "TF-IDF with logistic regression"
 """Names of the baselines, for people."""
 
 MOST_ROWS = 8192
-"""Maximum number of rows to which a baseline is fitted. Fitting to this many takes a few seconds."""
+"""Maximum number of rows to which a baseline is fitted. Fitting to so many rows takes a few seconds."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
-"""Inverse L2 penalties that are tried (scikit-learn's C). The one with the least loss on every fifth row is
-taken."""
+"""Inverse strengths of the L2 penalty that are tried (scikit-learn's C). The one with the least loss on every
+fifth training row, with a fit to the other rows, is taken."""
 
 FOLD = 5
 
@@ -37,8 +37,8 @@ I64 = NDArray[np.int64]
 
 
 def measured(task: Task, train: Sequence[Row], test: Sequence[Row]) -> tuple[BaselineEvaluation, ...]:
-    """Return the results on `test` rows of the baselines fitted to `train` rows: the commonest label, and
-    TF-IDF if scikit-learn is installed. Empty if the task has no labels or there are no rows."""
+    """Fit the baselines to `train` rows, and return their results on `test` rows. TF-IDF is included if
+    scikit-learn is installed. The result is empty if the task has no labels or there are no rows."""
     if not (task.labelled and train and test):
         return ()
     train = train[:MOST_ROWS]
@@ -83,7 +83,8 @@ def _tf_idf(train: list[str], labels: I64, test: list[str], classes: int) -> F64
 
 
 def _spread(model: Any, x: Any, classes: int) -> F64:
-    """Return a model's probabilities of all classes, including classes that it has not seen."""
+    """Return a model's probabilities of all classes. Classes without training rows get a small
+    probability."""
     found = np.full((x.shape[0], classes), 1e-6)
     found[:, model.classes_] = np.maximum(model.predict_proba(x), 1e-6)
     normal: F64 = found / found.sum(1, keepdims=True)

@@ -1,7 +1,7 @@
 """Caches of values that are costly to compute. All caches of a process share one budget of memory.
 
-A tokenizer has a cache of examples. A model that trains only its last layers has a cache of the states before
-them. A process may have several caches of both kinds.
+A tokenizer has a cache of encoded examples. A model of which only the last layers are trained has a cache of
+the hidden states that enter these layers. A process may have several caches of either kind.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 BUDGET = 512 << 20
-"""Maximum size of all caches, in bytes. The state of a text before a head of width 576 takes 2.8 KB; the
-tokens of a row of SST-2 take about 1 KB. A machine with 8 GiB can spare BUDGET."""
+"""Maximum size of all caches together, in bytes. The hidden state of a text before a head, with 576 features,
+takes 2.8 KB. The tokens of a row of SST-2 take about 1 KB. A machine with 8 GiB of memory can spare
+BUDGET."""
 
 ENTRY_BYTES = 512
-"""Bytes of an entry beyond its data: key, tuple, dictionary entry and a tensor's header. Measured with 40,000
-entries."""
+"""Bytes that an entry takes besides its data: key, tuple, dictionary entry and a tensor's header. Measured
+with 40,000 entries."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Values by key, of which `make_room` removes the oldest. Any thread may call any method."""
+    """Cache that maps keys to values. `make_room` removes the oldest entries. Any thread may call any
+    method."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        """Values with their sizes in bytes."""
+        """Values with their sizes in bytes, in order of insertion."""
         self.bytes = 0
         """Size of all entries, with ENTRY_BYTES for each."""
         with _lock:
@@ -41,7 +43,7 @@ class BoundedCache(Generic[K, V]):
         return self._entries[key][0]
 
     def get(self, key: K) -> V | None:
-        """Return a value; None if it is missing."""
+        """Return the value of a key; None if the key is not in the cache."""
         entry = self._entries.get(key)
         return entry[0] if entry else None
 
@@ -53,8 +55,8 @@ class BoundedCache(Generic[K, V]):
             self.bytes += size + ENTRY_BYTES - before
 
     def make_room(self) -> None:
-        """Remove the oldest entries while all caches together exceed BUDGET and this cache exceeds an equal
-        share of it."""
+        """Remove the oldest entries of this cache until all caches together are within BUDGET, or this cache
+        is within an equal share of BUDGET."""
         with _lock:
             share, total = BUDGET // len(_caches), sum(cache.bytes for cache in _caches)
             while self.bytes > share and total > BUDGET:

@@ -1,8 +1,8 @@
-"""Conversations as tokens, and the positions of the assistant's tokens among them.
+"""Conversations as tokens, and the positions of those tokens that the assistant wrote.
 
-Templates do not say where a turn begins or ends. The position of a turn is found by rendering the
-conversation up to it and comparing the result with the whole text. This module knows tokenizers; it knows no
-task, no tensor and no model.
+Chat templates do not say where a turn begins or ends in the text. The position of a turn is found by
+rendering only the part of the conversation up to the turn, and comparing the result with the whole text. This
+module knows tokenizers; it knows no task, no tensor and no model.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import encode_with_places
 
 SECONDS = 5.0
-"""Maximum processor time of one rendering, in seconds: thousands of times what templates take. Processor time
-does not depend on the machine's other load."""
+"""Maximum CPU time of one rendering, in seconds: thousands of times the usual CPU time. Unlike elapsed time,
+CPU time does not depend on the machine's other load."""
 
 MEMORY = 1 << 30
-"""Maximum memory of the rendering process, in bytes: a hundred times what the longest conversations need."""
+"""Maximum memory of the rendering process, in bytes: a hundred times the memory that the longest
+conversations need."""
 
 PROGRAM = "sfnode.tasks.template_process"
 
 PROCESS = BoundedProcess(PROGRAM, SECONDS, MEMORY)
-"""The process that renders this program's templates."""
+"""The process that renders all chat templates for this process."""
 
 
 # -- templates, in a process of their own --------------------------------------------------------------
 
 
 class TemplateRefusal(Exception):  # noqa: N818 (an answer, not a fault)
-    """Raised if a template cannot be read, or refuses the conversation. The error's text is the reason."""
+    """Error for a template that cannot be parsed, or that refuses the conversation. The text of the error is
+    the reason."""
 
 
 def render(template: str, variables: dict[str, Any], process: BoundedProcess = PROCESS) -> str:
-    """Return the text that a template makes of variables, which are JSON values.
+    """Return the text that a template renders from `variables`, whose values are JSON values.
 
     Raises TemplateRefusal, and UserError MODEL_UNSAFE for a template that exceeds a bound on its time, its
     memory or the length of its text.
@@ -56,12 +58,13 @@ def render(template: str, variables: dict[str, Any], process: BoundedProcess = P
 
 
 PRIVATE = range(0xE000, 0xF900)
-"""Unicode's characters for private use. One that does not occur in a text can stand for a message in it."""
+"""Unicode's characters for private use. A character of these that does not occur in a text can mark the place
+of a message in the text."""
 
 
 def tokenise(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[int]]:
-    """Return the tokens of a conversation, and the indices of the assistant's tokens. Raises UserError
-    MODEL_UNSUPPORTED, or DATA_MALFORMED if the template refuses.
+    """Return the tokens of a conversation, and the indices of those that the assistant wrote. Raises
+    UserError MODEL_UNSUPPORTED, or DATA_MALFORMED if the template refuses the conversation.
 
     The template writes the special tokens, so the tokenizer adds none.
     """
@@ -77,8 +80,8 @@ def tokenise(tokenizer: Any, conversation: Conversation) -> tuple[list[int], lis
 
 
 def prompt(tokenizer: Any, messages: Sequence[Message]) -> str:
-    """Return the text of a conversation up to the assistant's next turn, without the beginning-of-text token.
-    Raises UserError as `tokenise`."""
+    """Return the text of a conversation after which the assistant's next turn begins, without the
+    beginning-of-text token. Raises UserError as `tokenise`."""
     require_template(tokenizer)
     return _rendered(tokenizer, messages, add_generation_prompt=True).removeprefix(tokenizer.bos_token or "")
 
@@ -101,12 +104,13 @@ def require_template(tokenizer: Any) -> None:
 
 
 def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and end of each of the assistant's turns in the text. A turn includes the mark that
-    ends it.
+    """Yield the beginning and end of each of the assistant's turns in the text. A turn includes the
+    end-of-turn mark.
 
-    A turn that opens the conversation answers nobody and is left out. Some templates render a turn
-    differently if other turns follow: they leave its reasoning out, or end the last turn with another mark.
-    The conversation rendered up to the turn is then no prefix of the whole text. `_place` finds such a turn.
+    A turn of the assistant that opens the conversation is left out, because it has no prompt. Some templates
+    render a turn differently if other turns follow: they leave out its reasoning, or end the last turn with
+    another mark. For such a template, the rendered beginning of the conversation is no prefix of the whole
+    text, and `_place` finds the turn.
     """
     for number, message in enumerate(messages):
         if number and message.role == ASSISTANT:
@@ -121,11 +125,11 @@ def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[
 
 
 def _place(tokenizer: Any, messages: Sequence[Message], number: int, whole: str) -> tuple[int, int]:
-    """Return the position in the text where the words of a message begin that the template keeps, and the
-    position where the mark after them ends.
+    """Return the positions in the text where the kept words of a message begin, and where the end-of-turn
+    mark after them ends. The kept words are those that the template does not leave out.
 
     The positions are found by rendering the conversation with one character instead of the message. Raises
-    UserError DATA_MALFORMED if that does not show them, or if the template keeps no words.
+    UserError DATA_MALFORMED if this does not show the positions, or if the template keeps no words.
     """
     stand_in = next(letter for letter in map(chr, PRIVATE) if letter not in whole)
     instead = messages[number]._replace(content=stand_in)

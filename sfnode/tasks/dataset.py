@@ -1,8 +1,9 @@
-"""Rows of data from files, from the Hugging Face hub or from the package: checked, filtered, selected, split.
+"""Loads rows of data from files, from the Hugging Face hub or from the package. Checks, filters, selects and
+splits the rows.
 
-Every node that names the same source gets the same rows in the same order. This is necessary because a
-mini-batch is a list of row numbers drawn from a seed. Errors in a row name the file and the line. `prompts`
-knows the meaning of a row. Code that comes with data is never run.
+All nodes get the same rows in the same order from the same source. This is necessary because a mini-batch is
+a list of row numbers drawn from a seed. Errors in a row name the file and the line. This module does not know
+the meaning of a row (`prompts` does). Code that comes with data is never run.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ HeldOut = Literal["test", "validation"]
 `validation` rows."""
 
 SHIPPED = Path(__file__).parent.parent / "embedded" / "rows"
-"""Folder of the package with the rows of `builtin:NAME:SPLIT` (SPEC T1), which scripts/builtin_rows.py
-writes."""
+"""Folder of the package with the rows of `builtin:NAME:SPLIT` (SPEC T1). scripts/builtin_rows.py writes its
+files."""
 
 LEAST_OF_A_CLASS = 5
-"""Minimum rows of a class for a meaningful result. With 5 rows each changes the class's accuracy by 20
-points."""
+"""Minimum number of rows of a class for a meaningful result. With 5 rows, each row changes the accuracy of
+the class by 20 percentage points."""
 
 SHOWN = 3
 """Maximum number of bad rows that an error shows."""
 
 
 Examine = Callable[[Row, int, int], str]
-"""Function of (row, its number, number of all rows) that returns a further fault of the row; empty if it has
-none."""
+"""Function of (row, number of the row, number of all rows). It returns a fault of the row that this module
+does not check for, in words; an empty text if the row has none."""
 
 
 def unexamined(row: Row, number: int, total: int) -> str:
-    """Return an empty text: the row has no further fault."""
+    """Return an empty text. Used as an `Examine` function that finds no faults."""
     return ""
 
 
@@ -69,11 +70,11 @@ def load_rows(
 ) -> list[Row]:
     """Load the rows of a file, of `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT`.
 
-    Rows with fewer than `min_words` words (`prompts.word_count`) are left out. Of the others `limit` rows (0:
-    all) are selected, the same ones on every node. With `skip_bad`, rows that do not fit the task are left
-    out, and the log says so. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE or DISK_FULL, EXTRA_MISSING if a
-    necessary library is missing, or DATA_MALFORMED with the number and the first places of rows that do not
-    fit.
+    Rows with fewer than `min_words` words (`prompts.word_count`) are left out. From the other rows, `limit`
+    rows (0: all) are selected, the same ones on every node. With `skip_bad`, rows that do not fit the task
+    are left out, and a message is logged. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE or DISK_FULL,
+    EXTRA_MISSING if a necessary library is missing, or DATA_MALFORMED with the number and the first places of
+    rows that do not fit.
     """
     rows, bad = sift(source, patiently(lambda: list(read(source, layout))), task, examine)
     if not skip_bad:
@@ -88,7 +89,7 @@ def load_rows(
 
 
 def own_rows(source: str, task: Task, *, min_words: int = 0, skip_bad: bool = False) -> list[Row]:
-    """Load rows as `load_rows`, but of a file that only this machine's owner uses. Its layout may be guessed
+    """Load rows as `load_rows` does, from a file that no other node needs. So its layout may be guessed
     (`row_files.layout`)."""
     layout = row_files.layout(source)
     return load_rows(source, task, min_words=min_words, skip_bad=skip_bad, layout=layout)
@@ -100,7 +101,7 @@ class Bad:
 
     source: str
     rows: int = 0
-    """Number of the source's rows, good or bad."""
+    """Number of all rows of the source, good or bad."""
     count: int = 0
     empty: int = 0
     """Number of bad rows that have no text or no label."""
@@ -108,7 +109,7 @@ class Bad:
     """Places and faults of the first bad rows."""
 
     def note(self, place: str, wrong: str, *, empty: bool = False) -> None:
-        """Count a row, and its fault `wrong` if that is not empty."""
+        """Count a row. If `wrong` is not empty, count the row as bad, with `wrong` as its fault."""
         self.rows += 1
         self.count += bool(wrong)
         self.empty += empty
@@ -135,7 +136,7 @@ class Bad:
 
 
 def sifted(source: str, task: Task, examine: Examine = unexamined) -> tuple[list[Row], Bad]:
-    """Return the rows of a source that fit a task, and a summary of the others. Raises UserError as
+    """Return the rows of a source that fit a task, and a summary of the rows that do not. Raises UserError as
     `load_rows`."""
     return sift(source, list(read(source)), task, examine)
 
@@ -143,8 +144,8 @@ def sifted(source: str, task: Task, examine: Examine = unexamined) -> tuple[list
 def sift(
     source: str, placed: Sequence[Placed], task: Task, examine: Examine = unexamined
 ) -> tuple[list[Row], Bad]:
-    """Return the rows that fit a task, and a summary of the others. Raises UserError DATA_MALFORMED for a
-    table without the task's columns."""
+    """Return those rows of `placed` that fit a task, and a summary of the rows that do not. Raises UserError
+    DATA_MALFORMED for a table without the task's columns."""
     rows, bad, names = [], Bad(source), dict[str, None]()
     for number, (place, row, wrong) in enumerate(placed):
         found = "" if wrong else prompts.problem(task, row) or ""
@@ -161,7 +162,8 @@ def sift(
 
 
 def require_columns(source: str, wanted: Iterable[str], names: Iterable[str]) -> None:
-    """Raise UserError DATA_MALFORMED if a source lacks a required column."""
+    """Raise UserError DATA_MALFORMED if one of the `wanted` columns is not among the `names` of a source's
+    columns."""
     if lacking := [name for name in wanted if name not in names]:
         raise malformed(
             f"{source} has no column {', '.join(lacking)}; it has {', '.join(names) or 'none'}",
@@ -171,7 +173,7 @@ def require_columns(source: str, wanted: Iterable[str], names: Iterable[str]) ->
 
 @cache
 def _tell(what: str) -> None:
-    """Log a message about rows. Rows are read again and again, so each message is logged only once."""
+    """Log a message about rows, each message only once, because the same rows are read again and again."""
     log.warning("%s", paragraph(what))  # escapes the text, as only `set_up_logging` would otherwise
 
 
@@ -189,9 +191,9 @@ def training_rows(
 ) -> list[Row]:
     """Load the public training rows of a run, from which mini-batches are drawn (SPEC R8, R9).
 
-    `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do,
-    DATA_NEEDED if the run has no public training data, and DATA_MALFORMED if all rows are held out for
-    validation.
+    `places` are the places where the run's files may be. Raises UserError as `load_rows` and
+    `public_files.local`, DATA_NEEDED if the run has no public training data, and DATA_MALFORMED if all rows
+    are held out for validation.
     """
     if not data.train:
         raise needed(task)
@@ -199,7 +201,8 @@ def training_rows(
 
 
 def needed(task: Task) -> UserError:
-    """Return the error for a run whose trainers bring their own rows. It describes these rows."""
+    """Return the error for a run in which trainers must bring their own rows. The error describes the
+    required rows."""
     example = prompts.example(task)
     names = ", ".join(example)
     labels = f" `{task.label_field}` is one of {', '.join(task.verbalizer)}." if task.labelled else ""
@@ -214,11 +217,11 @@ def needed(task: Task) -> UserError:
 def held_out_rows(
     data: Data, task: Task, which: HeldOut, limit: int = 0, places: Places = NOWHERE
 ) -> list[Row]:
-    """Load `limit` of the held-out rows on which every node measures the model (0: as many as the manifest
-    says).
+    """Load held-out rows, on which every node can measure the model: the `test` or the `validation` rows. Of
+    these, `limit` rows are selected (0: as many as the manifest says).
 
-    `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do, and
-    DATA_NEEDED if the run has no such rows.
+    `places` are the places where the run's files may be. Raises UserError as `load_rows` and
+    `public_files.local`, and DATA_NEEDED if the run has no such rows.
     """
     source, usual = (
         (data.test, data.test_limit) if which == "test" else (data.validation, data.validation_limit)
@@ -237,7 +240,7 @@ def held_out_rows(
 def _split(
     data: Data, task: Task, places: Places, examine: Examine = unexamined
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the public training data: those for training, and those for validation."""
+    """Split the public training data. Return the rows for training and the rows for validation."""
     source = public_files.local(data, "train", places)
     least = data.train_min_words
     rows = load_rows(source, task, limit=data.train_limit, min_words=least, examine=examine)
@@ -251,11 +254,11 @@ def _split(
 
 
 def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """Hold out about `count` rows, the same ones for everybody. Return the other rows and the held-out ones.
+    """Hold out about `count` rows, the same rows in every call. Return the other rows and the held-out rows.
 
-    Each class has the same share of the held-out rows as of all rows, and rows of equal text stay together.
-    If that would hold out less than half of `count` rows, because many texts are equal, rows of equal text
-    are separated.
+    Each class has the same share of the held-out rows as of all rows. Rows of equal text are all held out or
+    all kept. If this rule would hold out less than half of `count` rows, because many texts are equal, it is
+    dropped.
     """
     texts = [prompts.text_of(task, row) for row in rows]
     held = _held(task, rows, count, texts)
@@ -266,8 +269,8 @@ def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], li
 
 
 def _held(task: Task, rows: Sequence[Row], count: int, keys: Iterable[Hashable]) -> set[int]:
-    """Return the indices of up to `count` rows to hold out, of each class in proportion. Rows with the same
-    key are either all held out or all kept."""
+    """Return the indices of up to `count` rows to hold out, from each class in proportion to its size. Rows
+    with the same key are all held out or all kept."""
     alike: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         alike.setdefault(key, []).append(index)
@@ -286,8 +289,8 @@ def _held(task: Task, rows: Sequence[Row], count: int, keys: Iterable[Hashable])
 
 
 def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Return how many of `count` rows each class has, in proportion to its size, by largest remainders. A
-    class with several rows has at least one."""
+    """Divide `count` rows among classes in proportion to their sizes, by the method of largest remainders.
+    Return the number of rows of each class. A class of several rows gets at least one."""
     total = sum(sizes.values())
     found = {name: count * size // total for name, size in sizes.items()}
     rest = sorted(sizes, key=lambda name: (-(count * sizes[name] % total), name))
@@ -303,15 +306,15 @@ def shared(task: Task, rows: Sequence[Row], held: Sequence[Row]) -> int:
 
 
 def rare(task: Task, rows: Sequence[Row]) -> dict[str, int]:
-    """Return the classes that have fewer than LEAST_OF_A_CLASS rows, with their numbers of rows."""
+    """Return the number of rows of each class that has fewer than LEAST_OF_A_CLASS rows, keyed by class."""
     found = Counter(prompts.class_name(task, row) for row in rows)
     counts = {name: found[prompts.label(name)] for name in task.verbalizer if task.labelled}
     return {name: one for name, one in counts.items() if one < LEAST_OF_A_CLASS}
 
 
 def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
-    """Return part `index` (0-based) of `of` parts. A part is every `of`-th row, so that each part of a file
-    sorted by label has all labels."""
+    """Split the rows into `of` parts, and return part `index`, counted from 0. A part has every `of`-th row,
+    so even if a file is sorted by label, each part has all labels."""
     if not 0 <= index < of:
         raise UserError(
             Code.BAD_OPTION,
@@ -324,15 +327,16 @@ def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
 
 
 def select(rows: list[Row], limit: int) -> list[Row]:
-    """Return `limit` of the rows (0: all) in their old order, the same ones on every node (SPEC R9)."""
+    """Select `limit` of the rows (0: all), the same ones on every node (SPEC R9). Return them in their old
+    order."""
     if not limit or limit >= len(rows):
         return rows
     return [rows[index] for index in sorted(_smallest(b"sfnode row selection", len(rows), limit))]
 
 
 def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
-    """Return the indices of `count` of the rows: those with the smallest values in the random stream for
-    `purpose`."""
+    """Return the indices of `count` rows: those whose values in the random stream for `purpose` are
+    smallest."""
     values = stream(derive_key(purpose), 0, rows)  # no two values are equal
     found: list[int] = np.argsort(values)[:count].tolist()
     return found

@@ -1,4 +1,4 @@
-"""Tensors from rows; losses, scores and metrics from log-probabilities.
+"""Encodes rows as tensors, and computes losses, scores and metrics from log-probabilities.
 
 Scoring and training follow MeZO (Malladi et al. 2023; princeton-nlp/MeZO, large_models/utils.py and run.py):
 a candidate's score is the mean log-probability of its tokens, and classification is trained on the
@@ -26,19 +26,20 @@ from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example
 
 LONG_ANSWER = 32
-"""Mean number of tokens of an answer above which the metric is the answer's likelihood, as for conversations.
-No model is expected to write such a long answer exactly."""
+"""Threshold for the mean number of tokens of a completion's answers. Above it the metric is perplexity, as
+for conversations, because no model is expected to write such long answers exactly."""
 
 Prior = NDArray[np.float64]
-"""Score of each answer, (K,), that does not depend on the row (`calibration.prior`)."""
+"""Part of each answer's score, (K,), that does not depend on the row (`calibration.prior`)."""
 
 
 @dataclass(frozen=True)
 class Encoded:
     """A batch of B examples as S sequences of at most T tokens, padded on the right; all tensors on the CPU.
 
-    A candidate that without its last token is the beginning of another candidate of the same example shares
-    the other's sequence: in a causal model later tokens do not affect earlier ones.
+    If a candidate without its last token is a prefix of another candidate of the same example, the two share
+    the sequence of the longer one. This is possible because in a causal model later tokens do not affect
+    earlier ones.
     """
 
     input_ids: Tensor
@@ -47,30 +48,32 @@ class Encoded:
     """(S, T) int64, 0 on padding."""
     token_type_ids: Tensor
     """(S, T) int64, the index (0 or 1) of each token's text in a pair of texts, for models that distinguish
-    the two. 0 on padding, and everywhere if the tokenizer does not return it."""
+    the two texts. 0 on padding, and everywhere if the tokenizer does not return such an index."""
     sequences: Tensor
-    """(P,) int64, the sequence whose output predicts each target."""
+    """(P,) int64, the index of the sequence whose output predicts each target. P is the number of targets."""
     columns: Tensor
-    """(P,) int64, the column whose output predicts each target; 0 if a model has one output for each
+    """(P,) int64, the column whose output predicts each target; 0 if the model has a single output for each
     sequence."""
     targets: Tensor
-    """(P,) int64, the token (or class) to predict at each position."""
+    """(P,) int64, the targets: the token (or class) to predict at each of the P positions."""
     slots: Tensor
-    """(P,) int64, flat indices into (B, K): the candidate that each target belongs to."""
+    """(P,) int64, the candidate to which each target belongs, as a flat index into (B, K). K is the maximum
+    number of candidates of an example."""
     tokens: Tensor
     """(B, K) float32, the number of targets of each candidate; 0 where an example has fewer than K
     candidates."""
     right: Tensor
     """(B, K) bool, whether each candidate is correct."""
     contrastive: bool
-    """Whether the loss compares the candidates. Otherwise it is the loss of the correct candidate's tokens
-    alone."""
+    """Whether the loss compares the candidates of an example. If not, it is the loss of the correct
+    candidate's tokens alone."""
     centred: bool
-    """Whether the loss subtracts from each candidate's scores their mean over all examples (SPEC T5)."""
+    """Whether the mean of each candidate's scores over all examples is subtracted from them before the loss
+    is computed (SPEC T5)."""
     prior: Prior | None
-    """(K,), which a calibrated loss subtracts from the scores; None for other losses."""
+    """Prior, (K,), that a calibrated loss subtracts from the scores; None for other losses."""
     references: int
-    """Number of examples without a label, and so without a loss. They come last."""
+    """Number of examples that have no label, and so no loss. They are the last ones of the batch."""
     weights: Tensor | None = None
     """(B,) float32, factors of the examples' losses; None if all are 1."""
 
@@ -91,8 +94,8 @@ class Encoded:
         return found
 
     def part(self, rows: Sequence[int]) -> Encoded:
-        """Return a batch of the examples with these indices, padded no wider than necessary. The batch itself
-        must have no references and no loss that compares examples."""
+        """Return a batch of the examples with these indices, with no more padding than necessary. This batch
+        must have no `references`, and its loss must not be centred."""
         options, numbers = self.tokens.shape[1], torch.tensor(rows)
         place = torch.full((self.examples,), -1).index_copy_(0, numbers, torch.arange(len(rows)))
         of_target = place[self.slots // options]
@@ -117,8 +120,8 @@ class Encoded:
         """Return each candidate's mean log-probability per token, (B, K) float32; -inf for a missing
         candidate.
 
-        `log_probs`: (P,) float32, one for each target. `prior`: subtracted from the scores
-        (`calibration.prior`).
+        `log_probs`, (P,) float32, has the log-probability of each target. `prior` (`calibration.prior`) is
+        subtracted from the scores.
         """
         tokens = self.tokens.to(log_probs.device)  # (B, K)
         sums = log_probs.new_zeros(tokens.numel())
@@ -131,7 +134,8 @@ class Encoded:
         of each target, (P,).
 
         If `contrastive`, the loss is the cross-entropy over the candidates' scores. Otherwise it is minus the
-        mean log-probability of the tokens of the first correct answer. `prior`: as for `scores`.
+        mean log-probability of the tokens of the first correct answer. `prior` as for `scores`; if None, the
+        prior of the batch is used.
         """
         scores = self.scores(log_probs, self.prior if prior is None else prior)  # (B, K)
         if self.centred:
@@ -144,7 +148,7 @@ class Encoded:
 
 
 class Scored(NamedTuple):
-    """Result of a forward pass over an `Encoded`."""
+    """Result of a forward pass over an `Encoded` batch."""
 
     log_probs: Tensor
     """(P,) float32, the log-probability of each target at its position."""
@@ -157,7 +161,7 @@ ScoredBatch = tuple[Encoded, Scored]
 
 
 Forward = Callable[[Encoded], Scored]
-"""Function that runs a model on a batch."""
+"""Function that runs a model on a batch, and returns the log-probabilities of the targets."""
 
 
 class _Answers(NamedTuple):
@@ -166,7 +170,7 @@ class _Answers(NamedTuple):
     losses: Tensor
     """float64, the loss of each row."""
     tokens: Tensor
-    """float64, the number of targets of the first correct answer."""
+    """float64, the number of targets of the first correct candidate."""
     chosen: Tensor
     """int64, the candidate with the highest score."""
     right: Tensor
@@ -183,11 +187,12 @@ def encode(
     *,
     every_candidate: bool = False,
 ) -> Encoded:
-    """Encode rows as tensors for training. Raises UserError DATA_MALFORMED if a target does not fit
-    max_tokens, BAD_OPTION for rows without answers.
+    """Encode rows as tensors. Raises UserError DATA_MALFORMED if a target does not fit into max_tokens
+    tokens, BAD_OPTION for rows without answers.
 
-    Training on a `choice` task needs only the first correct candidate, as in MeZO. With `every_candidate` all
-    are encoded, for scoring. `references` are rows without labels that a centred loss also averages over.
+    For training on a `choice` task, only the first correct candidate is encoded, as in MeZO. Scoring needs
+    `every_candidate`, with which all candidates are encoded. `references` are rows without labels. A centred
+    loss averages scores over them, too.
     """
     if task.kind == "reward":
         raise UserError(
@@ -212,18 +217,19 @@ def prior_of(task: Task) -> Prior:
 
 
 class WrittenAnswer(NamedTuple):
-    """An answer that a model has written to a prompt, both as token ids."""
+    """A prompt, and the answer that a model has written to it, both as token ids."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
     given: int
-    """Number of tokens at the answer's beginning that are no targets. At least one token must be a target."""
+    """Number of tokens at the answer's beginning that are no targets. At least one token of the answer must
+    be a target."""
     weight: float
 
 
 def encode_written(written: Sequence[WrittenAnswer]) -> Encoded:
-    """Encode answers. The loss of an answer is minus the log-probability of all its targets, times its
-    weight."""
+    """Encode answers that a model has written. The loss of an answer is minus the log-probability of all its
+    targets, times its weight."""
     examples = []
     for prompt, answer, given, _ in written:
         fed = np.array([*prompt, *answer[:-1]], np.int32)  # the last token predicts nothing
@@ -241,7 +247,7 @@ def evaluate(
     batch_size: int,
     prior: Prior | None = None,
 ) -> EvaluationOfRows:
-    """Measure a model on some rows. `forward` runs it on `batch_size` rows at a time. `prior`: as for
+    """Measure a model on some rows. `forward` runs the model on `batch_size` rows at a time. `prior` as for
     `measure`."""
     return measure(task, scored_batches(task, tokenizer, rows, forward, batch_size), prior)
 
@@ -249,13 +255,13 @@ def evaluate(
 def scored_batches(
     task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int
 ) -> Iterator[ScoredBatch]:
-    """Yield rows as `batches` does, each batch with the scores that `forward` returns for it."""
+    """Yield the batches of `batches`, each with the result of `forward` for it."""
     for encoded in batches(task, tokenizer, rows, batch_size):
         yield encoded, forward(encoded)
 
 
 def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None) -> EvaluationOfRows:
-    """Return the evaluation of a model from its scores on some rows.
+    """Return the evaluation of a model, computed from its results on batches of rows.
 
     `prior` is subtracted from the scores of every row's answers. All rows must have as many answers as the
     prior.
@@ -301,8 +307,8 @@ def _answers(task: Task, encoded: Encoded, scored: Scored, prior: Prior | None) 
 
 
 def _written(encoded: Encoded, scored: Scored) -> Tensor:
-    """Return whether greedy decoding would write each completion, (B,) bool: whether each of its tokens is
-    the likeliest at its position."""
+    """Return, for each example, whether greedy decoding would write its completion, (B,) bool. This is so if
+    each token of the completion is the likeliest one at its position."""
     wrong = (~scored.greedy.cpu()).float()  # (P,)
     return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0
 

@@ -1,8 +1,8 @@
 """Rows of a data set on the hub: Parquet, CSV and JSON files of one commit, read with `row_files`.
 
-The name of a data set comes from other people. It is passed to the hub's API alone. It is never taken for a
-path on this machine, or for a program that reads data. Files are chosen by their names. Their sizes are
-checked before anything is downloaded.
+The name of a data set comes from other people. It is only passed to the hub's API, and never used as a path
+on this machine or as the name of a program that reads data. Files are chosen by their names, and their sizes
+are checked before the download.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from sfnode.tasks.row_files import Placed
 from sfprotocol.model_listing import MAX_DATA
 
 DATASET = "dataset"
-"""Type of a repository with data, as the hub's API calls it."""
+"""Name, in the hub's API, of the type of repositories with data."""
 
 KINDS = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
-"""File name endings of files with rows. If a split has files of several kinds, those of the first kind in
-this list are read."""
+"""File name extensions of files with rows. If a split has files with several of these extensions, only the
+files with the first one in this list are read."""
 
 CONVERTED = "refs/convert/parquet"
-"""Branch in which the hub keeps every data set as Parquet files, CONFIG/SPLIT/NUMBER.parquet."""
+"""Branch in which the hub stores every data set as Parquet files named CONFIG/SPLIT/NUMBER.parquet."""
 
 PATTERNS = tuple(f"*{kind}" for kind in KINDS)
 
 _SPLITS = ("train", "validation", "valid", "dev", "test", "unlabeled", "unsupervised")
-"""Names of splits. A file whose name has none of these words belongs to `train`, as is usual on the hub."""
+"""Words in file names that name a split. As is usual on the hub, a file whose name has none of these words
+belongs to the split `train`."""
 
 _OF = re.compile(r"-([0-9]{5})-of-([0-9]{5})")
-"""Pattern for the index of a split's file, and the number of all the split's files."""
+"""Pattern in file names for the index of a file within its split, and the number of files of the split."""
 
 _SOUND = re.compile(r"[\w.+@=,() -]+(/[\w.+@=,() -]+)*")
 
@@ -62,8 +63,9 @@ def read(source: str) -> Iterator[Placed]:
 
 
 def pinned(source: str) -> str:
-    """Return a source with its current commit added, so that all nodes read the same rows. Asks the hub. The
-    source is unchanged if it has a commit, if it is not on the hub, or if the hub does not answer."""
+    """Ask the hub for the current commit of a source, and return the source with this commit, so that all
+    nodes read the same rows. Return the source unchanged if it has a commit, if it is not on the hub, or if
+    the hub does not answer."""
     wanted = hub_rows(source)
     if wanted is None or wanted.commit or hub.unreachable():
         return source
@@ -75,7 +77,8 @@ def pinned(source: str) -> str:
 
 
 def _fetch(source: str, wanted: HubRows) -> list[Path]:
-    """Return the files of a split, downloaded or from the cache. Raises the hub library's errors."""
+    """Return the paths of the files of a split, after downloading those that are not in the cache. Raises the
+    errors of the hub's library."""
     if silent := hub.unreachable():
         for folder in _kept(wanted):
             names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))
@@ -89,15 +92,15 @@ def _fetch(source: str, wanted: HubRows) -> list[Path]:
 
 
 def _kept(wanted: HubRows) -> Iterator[Path]:
-    """Yield the folders that have downloaded files of a data set."""
+    """Yield the folders in the cache with downloaded files of a data set."""
     for revision in _revisions(wanted):
         with suppress(Exception):  # missing files raise various errors
             yield hub.kept(wanted.name, revision, PATTERNS, kind=DATASET)
 
 
 def _offered(wanted: HubRows) -> tuple[str, dict[str, int]]:
-    """Return the revision that has a split, and the sizes of the split's files in bytes, keyed by name.
-    Raises ValueError if no revision has the split, and the hub library's errors."""
+    """Return the revision of a data set that has the split, and the sizes of the split's files in bytes,
+    keyed by name. Raises ValueError if no revision has the split, and the errors of the hub's library."""
     for revision in _revisions(wanted):
         sizes = {file.name: file.size for file in hub.offered(wanted.name, revision, PATTERNS, DATASET)}
         if chosen := choose(sorted(sizes), wanted.config, wanted.split):
@@ -110,10 +113,10 @@ def _revisions(wanted: HubRows) -> tuple[str, ...]:
 
 
 def choose(names: Sequence[str], config: str, split: str) -> list[str]:
-    """Return the names of the files of a split of a configuration, chosen from the sorted names of a data
-    set's files. As on the hub, the names of folders and files tell the split and the configuration. Raises
-    ValueError if some of the split's files are missing, or if none of their names contains the
-    configuration."""
+    """Choose the files of one split in one configuration from the sorted names of all files of a data set.
+    Return their names. As on the hub, the names of folders and files show the split and the configuration.
+    Raises ValueError if some of the split's files are missing, or if `config` is empty and the files belong
+    to several configurations."""
     sound = [name for name in names if _SOUND.fullmatch(name) and ".." not in name]
     of_config = [name for name in sound if not config or config in _words(name)]
     of_config = of_config or (sound if config == "default" else [])
@@ -128,17 +131,17 @@ def choose(names: Sequence[str], config: str, split: str) -> list[str]:
 
 
 def _label(name: str) -> str:
-    """Return the name of a file without its ending, and without its index (`_OF`)."""
+    """Return the name of a file without its extension and without its index (`_OF`)."""
     return _OF.sub("", PurePosixPath(name).stem)
 
 
 def _words(name: str) -> list[str]:
-    """Return the folders of a file and the words in its name."""
+    """Return the names of the folders of a file, and the words in its own name."""
     return [*PurePosixPath(name).parts[:-1], _label(name), *re.split(r"[._ -]", _label(name))]
 
 
 def _whole(names: list[str], config: str) -> list[str]:
-    """Return the names if they are all the files of one split; otherwise raise ValueError."""
+    """Return `names` if they are all the files of one split; otherwise raise ValueError."""
     folders = sorted({str(PurePosixPath(name).parent) for name in names})
     if not config and len(folders) > 1:
         raise ValueError(f"it has several configurations, such as {', '.join(folders[:5])}: name one")

@@ -1,8 +1,8 @@
 """Metrics of a model with 95 % confidence intervals.
 
-The rows are regarded as a sample of all possible rows. Nodes with the same predictions get the same
-intervals, as the bootstrap draws integers from the protocol's random streams. This module knows arrays of
-numbers; it knows no model and no task.
+Intervals regard the measured rows as a random sample of all possible rows. Nodes with the same predictions
+get the same intervals, because the bootstrap draws integers from the protocol's random streams. This module
+knows arrays of numbers; it knows no model and no task.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from sfprotocol.seeds import derive_key, stream
 
 Z = 1.959963984540054
-"""Number of standard deviations around the mean within which 95 % of a normal distribution lie."""
+"""Number of standard deviations. 95 % of a normal distribution lie within this distance of its mean."""
 
 RESAMPLES = 1000
-"""Number of resamples of a bootstrap. The ends of its interval are the 25th values from below and from
-above."""
+"""Number of resamples of a bootstrap. The ends of the 95 % interval are the 25th smallest and the 25th
+largest value."""
 
 MAX_SURPRISAL = 700.0
-"""Maximum surprisal, in nats per token, before it is exponentiated; the exponential of more overflows."""
+"""Maximum surprisal, in nats per token, that is exponentiated. The exponential of a larger one would
+overflow."""
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -40,9 +41,9 @@ class MeasuredMetric(NamedTuple):
 def share(hits: float, count: int) -> MeasuredMetric:
     """Return the share hits / count with Wilson's score interval, which stays between 0 and 1.
 
-    The interval has all shares p from which the observed share is at most Z standard deviations away (Wilson
-    1927). `hits` may be a sum of `count` numbers from 0 to 1. Their variance is at most that of zeros and
-    ones with the same mean, so the interval may be wider than necessary.
+    The interval contains all shares p that are at most Z standard deviations from the observed share (Wilson
+    1927). `hits` may also be a sum of `count` numbers from 0 to 1. The variance of such numbers is at most
+    that of zeros and ones with the same mean, so the interval may be wider than necessary.
     """
     value, spread = hits / count, Z * Z / count
     middle = (value + spread / 2) / (1 + spread)
@@ -51,11 +52,11 @@ def share(hits: float, count: int) -> MeasuredMetric:
 
 
 def perplexity(surprisals: F64, tokens: F64) -> MeasuredMetric:
-    """Return exp of the mean surprisal of a token, from each row's surprisal in nats and number of tokens,
-    (rows,) each.
+    """Return the exponential of the mean surprisal of a token. `surprisals` and `tokens`, (rows,) each, are
+    the surprisal of each row in nats and its number of tokens.
 
-    The interval is that of a ratio of two sums over rows (the delta method), because tokens of one row are
-    not independent. It is unbounded for a single row.
+    The interval is that of a ratio of two sums over rows, computed with the delta method, because tokens of
+    one row are not independent. For a single row the interval has no upper bound.
     """
     rows, total = len(tokens), tokens.sum()
     mean = float(surprisals.sum() / total)
@@ -67,9 +68,11 @@ def perplexity(surprisals: F64, tokens: F64) -> MeasuredMetric:
 
 
 def macro_f1(predicted: I64, right: I64, classes: int) -> MeasuredMetric:
-    """Return the mean F1 of the classes that occur in `predicted` or `right`, (rows,) each.
+    """Return the mean F1 of the classes that occur in `predicted` or `right`, which have the class of each
+    row, (rows,) each.
 
-    A bootstrap estimates the interval. Rows are sorted first, so that their order does not matter.
+    The interval is estimated by a bootstrap. Rows are sorted before it, so that their order does not affect
+    the result.
     """
     cells = np.sort(right * classes + predicted)  # (rows,)
     counts = [_table(cells, classes)]
@@ -89,8 +92,8 @@ def _table(cells: I64, classes: int) -> I64:
 
 
 def _mean_f1(tables: I64) -> F64:
-    """Return the mean F1 of the classes that occur in each of N confusion matrices: (N,), from (N, right,
-    predicted)."""
+    """Return, for each of N confusion matrices, the mean F1 of the classes that occur in it, (N,). `tables`
+    has the shape (N, right, predicted)."""
     hits = np.diagonal(tables, axis1=1, axis2=2)  # (N, classes)
     occurrences = tables.sum(1) + tables.sum(2)  # (N, classes): 2 * hits + misses + false alarms
     scores = np.divide(2.0 * hits, occurrences, out=np.zeros(hits.shape), where=occurrences > 0)

@@ -1,4 +1,4 @@
-"""The rows on which a node trains, and the mini-batch that a seed draws from them (SPEC R8).
+"""The rows on which a node trains, and the mini-batches that seeds draw from these rows (SPEC R8).
 
 The daemon, the simulator and the baselines share this module. It knows rows and the task's loss; it knows no
 model.
@@ -21,16 +21,17 @@ from sfnode.tasks.prompts import Row, unanswered
 from sfprotocol.seeds import balanced_rows, batch_rows, derive_key, stream
 
 CENTRED = "centred"
-"""Name of the loss for which mini-batches are balanced between classes (SPEC T5)."""
+"""Name of the loss for which mini-batches have equally many rows of each class, as far as possible (SPEC
+T5)."""
 
 REFERENCES = 4
-"""Number of unlabelled rows that are added to a mini-batch if the shard has one class only. A usual
-mini-batch has 4 rows, too. Fewer unlabelled rows measure the prior badly, and more cost more than they help
-(docs/research-log.md)."""
+"""Number of unlabelled rows that are added to a mini-batch if the shard has rows of one class only. Fewer
+unlabelled rows would give a poor estimate of the prior. More rows would cost more time than they are worth
+(docs/research-log.md). A usual mini-batch has 4 rows, too."""
 
 
 class Shard:
-    """The rows of one node, from which seeds draw mini-batches. Any thread may draw from it."""
+    """The training rows of one node, from which seeds draw mini-batches. Any thread may call any method."""
 
     def __init__(
         self,
@@ -43,11 +44,13 @@ class Shard:
         *,
         each_once: bool = False,
     ) -> None:
-        """`public` returns rows of the run's training data, of all classes; their labels are not used. It is
-        called only if the loss is centred and the shard has one class. With a `secret`, nobody else can tell
-        which rows a seed draws. With `each_once`, a mini-batch at least as large as the shard consists of all
-        its rows. With both, no mini-batch has a row twice, and rows that do not fit are left out without a
-        substitute. Raises UserError DATA_NEEDED if public rows are needed and there are none."""
+        """Make a shard of `rows`. `public` returns rows of the run's public training data, of all classes. It
+        is called only if the loss is centred and all rows of the shard are of one class. The labels of public
+        rows are not used. With a `secret`, only who knows the secret can tell which rows a seed draws. With
+        `each_once`, a mini-batch consists of all rows of the shard if these are no more than `batch_size`.
+        With a `secret` and `each_once`, no mini-batch has a row twice, and rows that cannot be encoded are
+        left out and not replaced. Raises UserError DATA_NEEDED if public rows are needed and there are
+        none."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._secret = rows, secret
         self._batch_size = min(batch_size, len(rows)) if each_once else batch_size
@@ -55,7 +58,7 @@ class Shard:
         self._apart = each_once and bool(secret)
         self._fitting = Fitting(task, tokenizer)
         self._fits: dict[int, bool] = {}
-        """Whether each drawn row fits, keyed by its number."""
+        """Whether a drawn row can be encoded, keyed by the row's index."""
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
         alone = sum(len(one) > 0 for one in self._classes) == 1
         self._public = [unanswered(task, row) for row in public()] if alone else []
@@ -68,11 +71,11 @@ class Shard:
             )
 
     def mini_batch(self, seed: int) -> Encoded:
-        """Return the mini-batch of the update with this seed. Raises UserError as `encode` does."""
+        """Return the mini-batch of the update with this seed. Raises UserError as `encode`."""
         return encode(self._task, self._tokenizer, *self.draw(seed))
 
     def draw(self, seed: int) -> tuple[list[Row], list[Row]]:
-        """Return the rows of the update with this seed, and the unlabelled rows that are added to them."""
+        """Return the labelled and the unlabelled rows of the mini-batch of the update with this seed."""
         seed = self._own(seed)
         references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
         return [self._fitting_row(row) for row in self._drawn(seed).tolist()], [
@@ -80,11 +83,12 @@ class Shard:
         ]
 
     def numbers(self, seed: int) -> NDArray[np.int64]:
-        """Return the indices of the rows of the update with this seed, (batch_size,) or fewer."""
+        """Return the indices of the rows that the seed of an update draws, (batch_size,) or fewer."""
         return self._drawn(self._own(seed))
 
     def encoded(self, together: int) -> Iterator[Encoded]:
-        """Yield all rows in their order, `together` at a time. Raises UserError as `encode` does."""
+        """Yield all rows of the shard in their order, encoded, `together` rows at a time. Raises UserError as
+        `encode`."""
         for first in range(0, len(self._rows), together):
             numbers = range(first, min(first + together, len(self._rows)))
             yield encode(self._task, self._tokenizer, [self._fitting_row(number) for number in numbers])
@@ -96,14 +100,16 @@ class Shard:
 
     @property
     def odds(self) -> tuple[int, int]:
-        """Number of rows that a mini-batch draws from one class, and the size of that class: the class whose
-        rows are drawn most often. Without balanced classes all rows are one class."""
+        """Number of rows that a mini-batch draws from the class whose rows are drawn most often, and number
+        of rows of this class. If mini-batches are not balanced between classes, all rows are regarded as one
+        class."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
         return -(-self._batch_size // len(sizes)), min(sizes)
 
     def _fitting_row(self, number: int) -> Row:
-        """Return the row with index `number` if it fits, else the next one that fits (SPEC T3). If
-        mini-batches are balanced, the next one is of the same class. Raises UserError as `Fitting.of`."""
+        """Return the row with index `number` if it can be encoded, else the next row that can be (SPEC T3).
+        If mini-batches are balanced, this is the next such row of the same class. Raises UserError as
+        `Fitting.of`."""
         if not self._fits_at(number):
             everyone = np.arange(len(self._rows))
             pool = next((one for one in self._classes if number in one), everyone)
@@ -119,7 +125,8 @@ class Shard:
         return self._fits[number]
 
     def _own(self, seed: int) -> int:
-        """Return the seed with which this node draws rows. With a secret nobody else knows this seed."""
+        """Return the seed with which this node draws rows for the update with the public seed `seed`. With a
+        secret, other nodes cannot compute the returned seed."""
         return derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:
@@ -144,6 +151,6 @@ class Shard:
 
 
 def _by_class(task: Task, rows: Sequence[Row]) -> list[NDArray[np.int64]]:
-    """Return the indices of the rows of each class, in the verbalizer's order."""
+    """Return the indices of the rows of each class, for the classes in the verbalizer's order."""
     labels = np.array([prompts.class_of(task, row) for row in rows], np.int64)
     return [np.flatnonzero(labels == one) for one in range(len(task.verbalizer))]

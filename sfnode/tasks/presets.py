@@ -1,7 +1,8 @@
-"""Ready-made tasks, listed in `presets.toml`: tasks on data in the package, benchmarks of the literature with
-MeZO's published prompts, and tasks whose answers a program can check.
+"""Ready-made tasks, which `presets.toml` lists. Some are on data in the package, some are benchmarks of the
+literature with MeZO's published prompts, and some have answers that a program can check.
 
-A model with a classification head reads the bare texts instead of a prompt. This module reads no data.
+A model with a classification head reads the bare texts of a row instead of a prompt. This module reads no
+rows.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ class Preset(NamedTuple):
     task: Task
     data: Data
     texts: str = ""
-    """Template for models with a classification head; "" if such models cannot do the task."""
+    """Template of the texts for models with a classification head; "" if the task cannot be given to such
+    models."""
     called: Mapping[str, str] = MappingProxyType({})
-    """Names that columns have in other copies of the data, keyed by their names in the template."""
+    """Other names that columns have in some copies of the data, keyed by the columns' names in the
+    template."""
     model: str = ""
-    """Base model that comes with the task; "" if none does."""
+    """Base model in the package that is meant for the task; "" if there is none."""
     training: Training | None = None
-    """Hyperparameters that suit `model`; None if they must be found by trial."""
+    """Hyperparameters that suit `model` on this task; None if the user must find them by trial."""
 
 
 def preset(name: str) -> Preset:
-    """Return the preset with this name; upper and lower case are equal. Raises UserError BAD_OPTION."""
+    """Return the preset with this name, in upper or lower case. Raises UserError BAD_OPTION."""
     found = PRESETS.get(name.lower())
     if found is None:
         raise UserError(
@@ -50,13 +53,13 @@ def preset(name: str) -> Preset:
 
 
 def of_model(model: str) -> str | None:
-    """Return the name of the preset that comes with a shipped model; None for any other model."""
+    """Return the name of the preset for which the package has the model `model`; None for any other model."""
     return next((name for name, found in PRESETS.items() if found.model == model), None)
 
 
 def for_columns(found: Preset, columns: Collection[str]) -> Preset:
-    """Return a copy of the preset for data with these columns, in which some columns may have other names
-    (`called`)."""
+    """Return a copy of the preset for data with these columns. The template of the copy uses the other names
+    in `called` for columns that have these names in the data."""
     task, texts = found.task, found.texts
     for usual, other in found.called.items():
         if usual not in columns and other in columns:
@@ -71,9 +74,10 @@ def _renamed(template: str, usual: str, other: str) -> str:
 
 def task_of(found: Preset, *, headed: bool, asking: bool = False) -> Task:
     """Return the preset's task for a language model, or with `headed` for a model with a classification head.
-    `asking`: the model under the head is a language model (`templates.ASKING`).
+    `asking` says that the model under the head is a language model, whose texts then end with
+    `templates.ASKING`.
 
-    Raises UserError BAD_OPTION if a model with a head cannot do the task.
+    Raises UserError BAD_OPTION if the task cannot be given to a model with a head.
     """
     if not headed:
         return found.task

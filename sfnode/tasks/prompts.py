@@ -1,7 +1,7 @@
-"""Text from a row of data: a prompt and its candidate answers, a text to classify, or a conversation.
+"""Turns a row of data into text: a prompt with its candidate answers, a text to classify, or a conversation.
 
-Only this module reads the fields of a row as the manifest's task says. It knows nothing of tokens, tensors or
-files.
+Only this module interprets the fields of a row according to the manifest's task. It knows nothing of tokens,
+tensors or files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sfnode.tasks import row_files, templates, verifying
 Row = Mapping[str, Any]
 
 ASSISTANT = "assistant"
-"""Name in chat templates of the role whose messages a model learns to write."""
+"""Role, in chat templates, of the messages that a model learns to write."""
 
 
 STAND_IN = {"role": ASSISTANT, "content": "…"}
@@ -29,10 +29,10 @@ class Prompt(NamedTuple):
 
     prompt: str
     answers: tuple[str, ...]
-    """Candidates for the text after the prompt: several for a task with candidates, none if the model writes
-    its own answer, otherwise one."""
+    """Candidates for the text after the prompt: several for a task with candidates, none for a reward run, in
+    which the model writes its own answer, and otherwise one."""
     right: tuple[int, ...]
-    """Indices of the correct answers. Training uses the first one."""
+    """Indices of the correct answers. Training uses the first correct answer."""
 
 
 class LabelledTexts(NamedTuple):
@@ -63,7 +63,7 @@ RowText = Prompt | LabelledTexts | Conversation
 
 
 def render_row(task: Task, row: Row) -> RowText:
-    """Return the text of a row that `problem` accepts."""
+    """Return the text of a row for which `problem` returns None."""
     if task.kind == "chat":
         said = row[task.messages_field]
         return Conversation(tuple(Message(one["role"], one["content"]) for one in said))
@@ -81,9 +81,9 @@ def render_row(task: Task, row: Row) -> RowText:
 
 
 def fields(task: Task) -> tuple[str, ...]:
-    """Return the fields that a row must have, the template's fields first.
+    """Return the names of the fields that a row must have, those of the template first.
 
-    Raises UserError BAD_MANIFEST for a template that has no fields or cannot be read.
+    Raises UserError BAD_MANIFEST for a template that has no fields or cannot be parsed.
     """
     if task.kind == "chat":
         return (task.messages_field,)
@@ -98,7 +98,7 @@ def fields(task: Task) -> tuple[str, ...]:
 
 
 def _worded(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row that the template reads."""
+    """Return the names of the fields of a row that the template reads."""
     names = templates.fields(task.template)
     if task.kind == "sequence-classification":
         names = tuple(name for name in names if name != templates.SEPARATOR)
@@ -108,8 +108,8 @@ def _worded(task: Task) -> tuple[str, ...]:
 
 
 def _answered(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row that the completion reads; empty without a completion. The completion of a
-    `choice` task must also read `candidate`, which is no field of a row."""
+    """Return the names of the fields of a row that the task's template `completion` reads; empty if the task
+    has none. In a `choice` task this template must also read `candidate`, which is no field of a row."""
     names = templates.fields(task.completion) if task.completion else ()
     if task.kind != "choice":
         return names
@@ -119,7 +119,8 @@ def _answered(task: Task) -> tuple[str, ...]:
 
 
 def example(task: Task) -> dict[str, Any]:
-    """Return an example of a row for error messages, in which every text names its field."""
+    """Return an example of a row for error messages. Its values, such as `some text` in a field `text`, show
+    what each field must contain."""
     row: dict[str, Any] = {name: f"some {name}" for name in fields(task)}
     if task.kind == "chat":
         said = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": "an answer"}]
@@ -134,8 +135,8 @@ def example(task: Task) -> dict[str, Any]:
 
 
 def questions(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row that a model needs to answer it: a conversation's messages, or the fields of
-    the template and of candidates."""
+    """Return the names of the fields of a row that a model needs to answer it: the messages of a
+    conversation, or the fields of the template and the field of the candidates."""
     if task.kind == "chat":
         return (task.messages_field,)
     candidates = (*_answered(task), task.candidates_field) if task.kind == "choice" else ()
@@ -143,7 +144,8 @@ def questions(task: Task) -> tuple[str, ...]:
 
 
 def unanswered(task: Task, row: Row) -> Row:
-    """Return a copy of a row with a placeholder for the right answer. The row need not have an answer."""
+    """Return a copy of a row with a placeholder in place of the right answer. The row need not have an
+    answer."""
     if task.labelled:
         return {**row, task.label_field: next(iter(task.verbalizer))}
     if task.kind == "choice":
@@ -156,7 +158,7 @@ def unanswered(task: Task, row: Row) -> Row:
 
 
 def length(words: RowText) -> int:
-    """Return the number of characters of a row, with its longest answer."""
+    """Return the number of characters of a row, including only its longest answer."""
     if isinstance(words, Conversation):
         return sum(len(message.content) for message in words.messages)
     if isinstance(words, LabelledTexts):
@@ -165,8 +167,8 @@ def length(words: RowText) -> int:
 
 
 def text_of(task: Task, row: Row) -> tuple[str, ...]:
-    """Return the text of a row that a model reads, for comparing rows: in lower case and with single
-    spaces."""
+    """Return those texts of a row that a model reads, in a form for comparing rows: in lower case, and with
+    single spaces."""
     words = render_row(task, unanswered(task, row))
     if isinstance(words, Conversation):
         texts: Iterable[str] = (message.content for message in words.messages)
@@ -178,19 +180,19 @@ def text_of(task: Task, row: Row) -> tuple[str, ...]:
 
 
 def class_name(task: Task, row: Row) -> str:
-    """Return the label of a row in the form in which labels are compared; empty if the task has no labels."""
+    """Return the label of a row in the form of `label`; an empty text if the task has no labels."""
     return label(row[task.label_field]) if task.labelled else ""
 
 
 def word_count(task: Task, row: Row) -> int:
-    """Return the number of words in the first field of the template, or in the whole conversation."""
+    """Return the number of words in the first field that the template reads, or in a whole conversation."""
     if task.kind == "chat":
         return sum(len(message["content"].split()) for message in row[task.messages_field])
     return len(str(row[fields(task)[0]]).split())
 
 
 def problem(task: Task, row: Row) -> str | None:
-    """Return the reason why a row does not fit the task, or None."""
+    """Return the reason why a row does not fit the task; None if it fits."""
     lacking = [repr(name) for name in fields(task) if row.get(name) is None]
     if lacking:
         return f"no {', '.join(lacking)}; the row has {', '.join(repr(name) for name in row) or 'nothing'}"
@@ -208,19 +210,19 @@ def problem(task: Task, row: Row) -> str | None:
 
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0+")
-"""Pattern for a whole number with a fraction of 0, as pandas writes it if some cells of its column are
-empty."""
+"""Pattern for an integer with a zero fraction, such as `3.0`. pandas writes integers in this form if some
+cells of the column are empty."""
 
 
 def label(value: object) -> str:
-    """Return a label in the form in which labels are compared, that of the verbalizer (SPEC T2). Booleans are
-    written as in JSON, and whole numbers without a fraction."""
+    """Return a label as text in a normal form, in which labels of rows are compared with those of the
+    verbalizer (SPEC T2). Booleans are written as in JSON, and integers without a fraction."""
     text = str(value).lower() if isinstance(value, bool) else composed(str(value).strip())
     return whole[1] if (whole := _WHOLE.fullmatch(text)) else text
 
 
 def class_of(task: Task, row: Row) -> int:
-    """Return the class of a row of a labelled task, as an index into the verbalizer."""
+    """Return the class of a row, as an index into the verbalizer. The task must be one with labels."""
     found = _class(task, row)
     assert found is not None, "`problem` has not looked at this row"
     return found
@@ -232,13 +234,13 @@ def _class(task: Task, row: Row) -> int | None:
 
 @lru_cache(maxsize=8)
 def _places_of(labels: tuple[str, ...]) -> dict[str, int]:
-    """Return the index of each of a verbalizer's labels, keyed by label. Of equal labels the first one
-    counts."""
+    """Return the index of each label of a verbalizer, keyed by label. If several labels are equal, the index
+    is that of the first one."""
     return {label(one): number for number, one in reversed([*enumerate(labels)])}
 
 
 def _value_problem(task: Task, row: Row) -> str | None:
-    """Return the field of a row whose value is wrong, and the fault; None if there is none."""
+    """Return, in words, the field of a row whose value is wrong, and the fault; None if no value is wrong."""
     if task.kind == "chat":
         wrong = _chat_problem(row[task.messages_field])
         return f"{task.messages_field!r} {wrong}" if wrong else None
@@ -251,7 +253,8 @@ def _value_problem(task: Task, row: Row) -> str | None:
 
 
 def lacks(task: Task, row: Row) -> bool:
-    """Return whether a row does not fit because it has no text to read, no text to learn, or no label."""
+    """Return whether a row does not fit the task because it has no text for the model to read, no text to
+    learn, or no label."""
     if task.kind == "chat":
         return not row.get(task.messages_field)
     there = {name: value for name, value in row.items() if value is not None and value == value}
@@ -259,8 +262,8 @@ def lacks(task: Task, row: Row) -> bool:
 
 
 def _emptiness(task: Task, row: Row) -> str | None:
-    """Return in words the empty part of a row: all that the model reads, all that it learns, or the label.
-    None if no part is empty."""
+    """Return, in words, which part of a row is empty: all text that the model reads, all text that the model
+    learns, or the label. Return None if none of these is empty."""
     if task.kind == "chat":
         return _silence(row[task.messages_field])
     whole = [_worded(task)]
@@ -273,8 +276,8 @@ def _emptiness(task: Task, row: Row) -> str | None:
 
 
 def _silence(messages: list[dict[str, str]]) -> str | None:
-    """Return in words the empty part of a conversation: a message of the assistant, or all messages that it
-    answers. None if no part is empty."""
+    """Return, in words, which part of a conversation is empty: a message of the assistant, or all messages
+    that the assistant answers. Return None if neither is empty."""
     if not all(message["content"].strip() for message in messages if message["role"] == ASSISTANT):
         return "there is no text to learn"
     answered = [message for n, message in enumerate(messages) if n == 0 or message["role"] != ASSISTANT]
@@ -286,7 +289,8 @@ def _answer(task: Task, row: Row, candidate: str) -> str:
 
 
 def _right(task: Task, row: Row) -> tuple[int, ...]:
-    """Return the indices of the correct candidates; the label is an index, a text, or a list of texts."""
+    """Return the indices of the correct candidates. The label of the row is an index, a text, or a list of
+    texts."""
     candidates, given = row[task.candidates_field], row[task.label_field]
     if isinstance(given, int):
         return (given,) if 0 <= given < len(candidates) else ()
@@ -312,8 +316,8 @@ def _are_texts(value: object) -> bool:
 
 
 def _chat_problem(messages: object) -> str | None:
-    """Return the fault in a conversation's messages. The assistant must answer at least one message, as an
-    opening message of its own has no prompt."""
+    """Return the fault in the messages of a conversation; None if there is none. The assistant must answer at
+    least one message. A message of the assistant that opens the conversation is no answer."""
     if not isinstance(messages, list):
         return "is not a list of messages"
     for number, message in enumerate(messages, start=1):

@@ -1,9 +1,10 @@
-"""Files of a run's data on this machine: files with the digests in the manifest, so that all nodes read the
-same rows, and files that the machine's owner has named.
+"""Finds the files of a run's data on this machine. All nodes read the same rows from files whose digests are
+in the manifest. Other files must be named by the machine's owner.
 
 Only this module turns a source in a manifest into a local file. A manifest comes from other people. A file
-name in it is only shown, and looked for in the run's folders; it is never used as a path to anywhere else.
-This module knows names and bytes; it knows neither the meaning of rows nor how a file gets to a machine.
+name in a manifest is shown to the user, and looked for in the run's folders. It is never used as a path to
+any other place. This module knows names and bytes; it knows neither the meaning of rows nor how a file gets
+to a machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sfprotocol.model_listing import MAX_DATA, PIECE, ListedFile, Listing, encod
 
 
 def listed(file: Path, name: str) -> ListedFile:
-    """Return the entry of a file in a listing, under this name. Reads and hashes the file. Raises OSError."""
+    """Read and hash a file, and return its entry for a listing, with the name `name`. Raises OSError."""
     hashes, size = bytearray(), 0
     with file.open("rb") as handle:
         while data := handle.read(PIECE):
@@ -32,33 +33,34 @@ def listed(file: Path, name: str) -> ListedFile:
 
 
 FILE = "data"
-"""Name of the only file in a listing, whatever the file's name on a disk. The digest in a manifest is the
-hash of the listing."""
+"""Name of the file in a listing of a run's data, whatever the file's name on disk. Such a listing has only
+one file. The digest in a manifest is the hash of the listing."""
 
 ROLES: tuple[DataRole, ...] = ("train", "test", "validation")
-"""Roles of files, in the order in which the files are needed."""
+"""Roles of files in a run, in the order in which a node needs the files."""
 
 WORDS: dict[DataRole, str] = {"train": "training data", "test": "test data", "validation": "validation data"}
 """Names of roles, for people."""
 
 
 class Places(NamedTuple):
-    """The places on this machine where a run's data may be."""
+    """The places on this machine where the files of a run's data may be."""
 
     folders: tuple[Path, ...] = ()
-    """Folders of the run, in which files are found by their digests or by their names."""
+    """Folders of the run. Files in these folders are found by their digests or by their names."""
     named: Mapping[DataRole, Path] = {}
-    """Files that this machine's owner has named."""
+    """Files that this machine's owner has named, keyed by role."""
 
 
 NOWHERE = Places()
 
 ELSEWHERE = (Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_NOT_NAMED)
-"""Codes of errors for data that this machine does not have."""
+"""Codes of errors for data that are not on this machine. Other machines may have them."""
 
 
 def typed(data: Data) -> Places:
-    """Return the places of data whose sources this machine's owner has just typed, as for `init`."""
+    """Return the places of data whose sources this machine's owner has just typed, for example in a command
+    line of `sfnode init`. Only such sources may be used as paths."""
     sources = {role: data.source(role) for role in ROLES}
     return Places(named={role: Path(source) for role, source in sources.items() if source})
 
@@ -70,14 +72,14 @@ def beside(data: Data, folder: Path) -> Places:
 
 
 def with_run(places: Places, run: Path | None) -> Places:
-    """Return `places`, with the folder of the manifest file `run` if this machine's owner has given one. The
-    folder may have files with the right digests."""
+    """Return `places`, extended by the folder of the manifest's file `run` if this machine's owner has given
+    such a file. The folder may contain files with the digests in the manifest."""
     return places._replace(folders=(*places.folders, run.parent)) if run else places
 
 
 def inside(folder: Path, source: str) -> Path | None:
-    """Return the file in a folder to which a source's path, or the last part of it, leads. None if it is
-    missing, or is outside the folder, as through a link."""
+    """Return the file to which the path `source`, or only its last part, leads from a folder. Return None if
+    the file is missing, or if it is outside the folder, for example because of a symbolic link."""
     for name in (source, public_name(source)):
         with suppress(OSError, ValueError, RuntimeError):  # no file, a null byte, links in a circle
             path = (folder / name).resolve(strict=True)
@@ -87,9 +89,9 @@ def inside(folder: Path, source: str) -> Path | None:
 
 
 def local(data: Data, role: DataRole, places: Places) -> str:
-    """Return the source from which this machine reads the rows of a role. For a file this is the local file
-    with the manifest's digest or, if the manifest has no digest, the file that this machine's owner has
-    named.
+    """Return the source from which this machine reads the rows of a role. If the manifest names a file with a
+    digest, this is the local file with the digest. If it names a file without a digest, this is the file that
+    the machine's owner has named.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS and DATA_NOT_NAMED.
     """
@@ -107,15 +109,17 @@ def local(data: Data, role: DataRole, places: Places) -> str:
 
 
 def find(data: Data, role: DataRole, places: Places) -> Path | None:
-    """Return the file of a role that has the manifest's digest; None if there is none. Looks in the folders,
-    under the digest or the file's own name, and at the files that the owner has named."""
+    """Return the local file of a role that has the digest in the manifest; None if there is no such file. The
+    folders are searched for the digest and for the file's own name, and the files that the owner has named
+    are tried."""
     kept = (path_in(folder, data, role) for folder in places.folders)
     possible = (*kept, *_by_name(data, role, places))
     return next((file for file in possible if digest_of(file) == data.digests[role]), None)
 
 
 def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
-    """Yield the paths where a role's file may be under its own name."""
+    """Yield the existing files in the folders with the own name of a role's file, then the file that the
+    owner has named for the role."""
     source = data.source(role)
     yield from (file for folder in places.folders if (file := inside(folder, source)))
     if role in places.named:
@@ -123,17 +127,19 @@ def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
 
 
 def path_in(folder: Path, data: Data, role: DataRole) -> Path:
-    """Return the path of a role's file in a folder where the digest is its name. The file may be missing."""
+    """Return the path of a role's file in a folder whose files are named by their digests. The file may be
+    missing."""
     return folder / (data.digests[role] + Path(public_name(data.source(role))).suffix)
 
 
 def listing_of(file: Path) -> bytes:
-    """Return the encoded listing of a file with data (SPEC B9); reads all of it. Raises OSError."""
+    """Read a file with data completely, and return its encoded listing (SPEC B9). Raises OSError."""
     return encode([listed(file, FILE)])
 
 
 def digest_of(file: Path) -> str:
-    """Return the digest of a file with data, in hex; "" if nodes would refuse the file."""
+    """Return the digest of a file with data, in hex; "" if the file cannot be read, or if nodes would refuse
+    it."""
     try:
         if not file.is_file() or file.stat().st_size > MAX_DATA:
             return ""
@@ -143,14 +149,15 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing) -> bool:
-    """Return whether a listing can belong to a run's data."""
+    """Return whether a listing has the form of a listing of a run's data."""
     return [file.name for file in listing.files] == [FILE] and listing.size <= MAX_DATA
 
 
 def keep(file: Path, kept: Path, digest: str) -> None:
-    """Copy a file with this digest to the path `kept`, completely or not at all.
+    """Copy a file, which must have this digest, to the path `kept`, completely or not at all.
 
-    Raises UserError DATA_DIFFERS if the file has changed in the meantime, and OSError.
+    Raises UserError DATA_DIFFERS if the file has another digest, for example because it was changed in the
+    meantime. Raises OSError.
     """
     partial = kept.with_name(f".{os.getpid()}.{kept.name}")
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,8 +171,8 @@ def keep(file: Path, kept: Path, digest: str) -> None:
 
 
 def bring(data: Data, places: Places, folder: Path) -> None:
-    """Copy all files of the data to another folder. The name of a copy is its digest or, without a digest,
-    the file's own name.
+    """Copy all files of a run's data to `folder`. A copy is named by the digest in the manifest or, if there
+    is none, has the file's own name.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS, OSError.
     """
@@ -179,7 +186,8 @@ def bring(data: Data, places: Places, folder: Path) -> None:
 
 
 def unnamed(data: Data, role: DataRole) -> UserError:
-    """Return the error for data of a run that are a file without a digest, which the owner must name."""
+    """Return the error for data that the manifest names as a file without a digest, so that the machine's
+    owner must name the file."""
     own = "rows of your own" if role == "train" else "the file"
     return UserError(
         Code.DATA_NOT_NAMED,
@@ -191,7 +199,8 @@ def unnamed(data: Data, role: DataRole) -> UserError:
 
 
 def missing(data: Data, role: DataRole, places: Places) -> UserError:
-    """Return the error for data that are missing on this machine, or differ from the manifest's digest."""
+    """Return the error for data that are missing on this machine, or whose digest differs from that in the
+    manifest."""
     name, digest = public_name(data.source(role)), data.digests[role][:16]
     if file := next(filter(Path.is_file, _by_name(data, role, places)), None):
         return UserError(

@@ -1,11 +1,12 @@
-"""Rows of a file of any supported format, each with its place. Faults are reported with file and line.
+"""Reads the rows of a file in any supported format, each with its place. Faults are reported with file and
+line.
 
 Nodes must read the same rows from the same file (SPEC T1). A file whose layout can only be guessed is
-therefore refused, with the reason. A program that shows the rows to people may let `layout` guess first. This
-module knows files, not the meaning of rows.
+therefore refused, with the reason. A program that shows the rows to people first may let `layout` guess the
+layout. This module knows files. It does not know the meaning of rows.
 
-A file may have values that cannot stand in a prompt, such as lists, dates, NaN, bytes or halves of surrogate
-pairs.
+A row may have values that cannot be part of a prompt, such as objects, dates, NaN, bytes or halves of
+surrogate pairs. `problem` finds them.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from sfnode.printable import first_line
 from sfprotocol.model_listing import MAX_DATA
 
 KINDS: dict[type, str] = {bytes: "bytes that are no text in UTF-8", dict: "an object", list: "a list"}
-"""Names, for people, of values that cannot stand in a prompt. Other values have the name of their type."""
+"""Names, for people, of types whose values cannot be part of a prompt. Other types are called by their names
+in Python."""
 
 
 # -- values --------------------------------------------------------------------------------------------
 
 
 def problem(value: object, *, nested: bool = False) -> str | None:
-    """Return the reason why a value cannot be read, or None.
+    """Return the reason why a value cannot be used in a row; None if it can.
 
-    Readable values are text that can be encoded in UTF-8 (tokenizers need it), booleans, finite numbers, and
-    lists of finite numbers. With `nested` also null, and lists and objects of readable values.
+    Usable values are text that can be encoded in UTF-8 (tokenizers need this), booleans, finite numbers, and
+    lists of finite numbers. With `nested`, null and lists and objects of usable values are usable, too.
     """
     if isinstance(value, str):
         return _text_problem(value)
@@ -70,15 +72,16 @@ def _text_problem(text: str) -> str | None:
 
 
 EXTRA, LIBRARY = "datasets", "pyarrow"
-"""Names of the extra for Parquet files, the format of most data sets on the hub, and of the extra's library.
-The library takes 0.1 GB, so it is optional, and imported only when needed."""
+"""Name of the optional extra that reads Parquet files, and name of the library that this extra installs. Most
+data sets on the hub are in this format. The library takes 0.1 GB, so it is optional, and is imported only
+when needed."""
 
 PARQUET = ".parquet"
-"""File name ending of Parquet files."""
+"""File name extension of Parquet files."""
 
 
 def require(*sources: str) -> None:
-    """Raise UserError EXTRA_MISSING if one of these sources of rows needs LIBRARY, and it is not
+    """Raise UserError EXTRA_MISSING if one of these sources of rows needs LIBRARY, and LIBRARY is not
     installed."""
     for source in sources:
         if (source.startswith(HUB) or source.lower().endswith(PARQUET)) and find_spec(LIBRARY) is None:
@@ -93,77 +96,81 @@ def require(*sources: str) -> None:
 Row = dict[str, Any]
 
 SEPARATORS = ",;\t"
-"""Characters that may separate the columns of a .csv file. The first of them in this order that is in the
-header is the separator. Spreadsheets write semicolons in countries where numbers have commas."""
+"""Characters that may separate the columns of a .csv file. The separator is the first character in this list
+that occurs in the header. Spreadsheets write semicolons in countries where a comma is the decimal
+separator."""
 
 NO_SEPARATOR = "\x1f"
-"""Separator of a table of one column, whose texts may contain all other separators."""
+"""Separator for a table of one column. The texts of the column may contain all usual separators, but not this
+one."""
 
 _DECLARED = re.compile(r'\A"?sep=(\\t|[^\w\s"]|\t)"?[,;\t]*\r?\n?', re.IGNORECASE)
-"""Pattern for a first line in which Excel names the separator."""
+"""Pattern for a first line such as `sep=;`, in which Excel declares the separator."""
 
 BATCH = 4096
 """Number of rows of a Parquet file that are converted to Python objects at a time."""
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""First bytes of files in UTF-16, which Windows calls Unicode text."""
+"""First bytes of text files in UTF-16. Windows calls this encoding Unicode."""
 
 TABLES = (".csv", ".tsv", ".txt")
-"""File name endings of text files whose first line has the names of the columns."""
+"""File name extensions of text files whose first line has the names of the columns."""
 
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
-"""File name endings of spreadsheets, which another program must export first. Most are archives and begin
-with ARCHIVE, whatever their name."""
+"""File name extensions of spreadsheets. Another program must export them to a supported format. Most
+spreadsheets are zip archives, which begin with ARCHIVE whatever their names."""
 
 LONGEST_HEADER = 1 << 16
-"""Number of first bytes of a table in which the names of its columns are looked for."""
+"""Maximum length of a table's header in bytes. The names of the columns are looked for in so many bytes at
+the beginning of the file."""
 
 ARCHIVE = b"PK\x03\x04"
 
 EXPORT = "Export the table as CSV in UTF-8, and name that file."
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
-"""Pattern for bytes that are not UTF-8. They are read as halves of surrogate pairs, which UTF-8 cannot
-have."""
+"""Pattern for bytes that are not UTF-8. Such bytes are decoded to halves of surrogate pairs, which never
+occur in valid UTF-8."""
 
 NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 
 OLDER = "Windows-1252"
-"""Encoding of most texts that are not in UTF-8. It is nearly the same as Latin-1."""
+"""Encoding of most text files that are not in UTF-8. It is nearly the same as Latin-1."""
 
 _STRANGE = re.compile(r"[a-z][^\x00-\x7fß-öø-ÿœšž’‘´–—…\xa0][a-z]|[À-ÿ]{4}")
-"""Pattern for characters that Western European words do not have. They appear where a text in another
-encoding is read as OLDER."""
+"""Pattern for sequences of characters that do not occur in Western European words. They occur if text in
+another encoding is decoded as OLDER."""
 
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:OWNER/NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
-"""Pattern for a value of a .tsv file in double quotes. Quotes within the value are doubled."""
+"""Pattern for a value of a .tsv file that is enclosed in double quotes. Quotes within the value are
+doubled."""
 
 
 class Placed(NamedTuple):
-    """A row with its place. If it cannot be read, it is a placeholder."""
+    """A row with its place. If the row cannot be read, `wrong` is not empty, and the row itself is empty."""
 
     place: str
     """Place of the row as a user finds it: `train.tsv, line 7`."""
     row: Row
     wrong: str = ""
-    """Reason why this is no row; empty if it is one."""
+    """Reason why the row cannot be read; empty if it was read."""
 
 
 class TextForm(NamedTuple):
-    """Layout of a text file, as far as readers must be told of it. Fields are empty if readers can find
-    them."""
+    """Layout of a text file. A field is empty if `read` determines the property itself."""
 
     encoding: str = ""
     separator: str = ""
     """Character that separates the columns of a table."""
     declared: bool = False
-    """Whether the first line names the separator, and the second line the columns."""
+    """Whether the first line declares the separator. In that case the second line has the names of the
+    columns."""
 
 
 PLAIN = TextForm()
-"""The layout of the files that nodes share."""
+"""The layout of files that all nodes read in the same way: nothing in it is guessed."""
 
 
 def read(source: str, layout: TextForm = PLAIN) -> Iterator[Placed]:
@@ -182,8 +189,8 @@ def read(source: str, layout: TextForm = PLAIN) -> Iterator[Placed]:
 
 
 def numbered(source: str, rows: Iterable[Row | str]) -> Iterator[Placed]:
-    """Yield rows with their numbers, counted from 1, as places. A text is taken for the fault of a row. Bytes
-    in UTF-8 become text."""
+    """Yield rows with their numbers, from 1, as places. A text in `rows` stands for a row that cannot be
+    read, and is the reason. Values that are bytes in UTF-8 become text."""
     for number, row in enumerate(rows, start=1):
         place = f"{source}, row {number}"
         yield Placed(place, {}, row) if isinstance(row, str) else Placed(place, _decoded(row))
@@ -210,7 +217,8 @@ def _tsv(path: Path, layout: TextForm) -> Iterator[Placed]:
 
 
 def _quotes(text: str) -> tuple[int, bool, set[str]]:
-    """Return the index of the first double quote, whether some quotes are bare, and the values in quotes."""
+    """Return the index of the first double quote, whether some double quotes do not enclose a whole value,
+    and the set of values in quotes."""
     first = place = text.find('"')
     bare, columns = False, set()
     while place >= 0:
@@ -245,9 +253,11 @@ def _separator(header: str) -> str:
 
 
 def layout(source: str) -> TextForm:
-    """Return the likely layout of a text file. Fields are empty where `read` needs no help.
+    """Guess the layout of a text file. A field of the result is empty if `read` determines the property
+    itself.
 
-    The encoding and the separator are guesses, so people must see the rows. Raises UserError as `read`.
+    People must see the rows that are read with the result, because its encoding and its separator are
+    guesses. Raises UserError as `read`.
     """
     path = Path(source).expanduser()
     if path.suffix.lower() not in (*TABLES, ".json", ".jsonl") or not path.is_file():
@@ -269,8 +279,8 @@ def layout(source: str) -> TextForm:
 
 
 def dialect(source: str) -> tuple[str, str]:
-    """Return the separator and the encoding of a .csv file, in which another file can be written for the same
-    programs; for other sources a comma and UTF-8."""
+    """Return a separator and an encoding for a new .csv file, so that the programs that read the .csv file
+    `source` can read the new file, too. For other sources, return a comma and UTF-8."""
     path = Path(source).expanduser()
     if path.suffix.lower() != ".csv":
         return ",", "utf-8"
@@ -283,7 +293,7 @@ def dialect(source: str) -> tuple[str, str]:
 
 
 def _is_older(data: bytes) -> bool:
-    """Return whether a text is likely to be in OLDER, rather than in UTF-8 with some broken lines."""
+    """Return whether a text is likely to be encoded in OLDER, and not in UTF-8 with some damaged lines."""
     if data.isascii() or b"\0" in data:
         return False
     with suppress(UnicodeDecodeError):
@@ -296,7 +306,7 @@ def _is_older(data: bytes) -> bool:
 
 
 def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[Placed]:
-    """Yield the rows below a header line; every value is a string."""
+    """Yield the rows of a table after its header line. All values are strings."""
     csv.field_size_limit(MAX_DATA)  # for the process; by default 128 KiB, and no format has a limit
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     line, undecoded = 1, _UNDECODED.search(text) is not None
@@ -318,7 +328,8 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
 
 
 def _names(path: Path, header: list[str]) -> list[str]:
-    """Return the names of a table's columns. The names of unnamed columns are distinct numbers of blanks."""
+    """Return the names of a table's columns. Each unnamed column gets a name of blanks, of a different length
+    for each."""
     if any(map(_UNDECODED.search, header)) or "\0" in "".join(header):
         older = _in_older(" ".join(header))
         raise malformed(f"{path}, line 1: no names of columns in UTF-8{older}", EXPORT)
@@ -329,8 +340,8 @@ def _names(path: Path, header: list[str]) -> list[str]:
 
 
 def _fitted(values: list[str], count: int) -> list[str]:
-    """Return the values of a row without the empty values beyond the table's `count` columns, which
-    spreadsheets write."""
+    """Return the values of a row without empty values after the last of the table's `count` columns.
+    Spreadsheets write such empty values."""
     while len(values) > count and not values[-1].strip():
         values.pop()
     return values
@@ -341,8 +352,8 @@ def _columns(count: int) -> str:
 
 
 def _json(path: Path, layout: TextForm) -> Iterator[Placed]:
-    """Yield the objects of a JSON array, or the JSON object on each line: both kinds of files are called
-    .json."""
+    """Yield the objects of a JSON array, or the JSON object on each line. Files of both kinds have the
+    extension .json."""
     text = _text(path, layout)
     if not text.lstrip().startswith("["):
         return _jsonl(path, layout)
@@ -355,7 +366,7 @@ def _json(path: Path, layout: TextForm) -> Iterator[Placed]:
 
 
 def _jsonl(path: Path, layout: TextForm) -> Iterator[Placed]:
-    """Yield the JSON object on each line; empty lines are skipped."""
+    """Yield the JSON object on each line. Empty lines are skipped."""
     for number, line in enumerate(_text(path, layout).split("\n"), start=1):
         if line.strip():
             yield _object(f"{path}, line {number}", line)
@@ -386,8 +397,9 @@ def _parquet(path: Path, _layout: TextForm) -> Iterator[Placed]:
 
 
 def _rows(batch: Any) -> list[Row | str]:
-    """Return the rows of a part of a Parquet file. A row that Python cannot represent, such as one with text
-    that is not UTF-8 or a date after the year 9999, is replaced with the reason."""
+    """Return the rows of a batch of a Parquet file. Python cannot represent some rows, such as a row with
+    text that is not UTF-8 or with a date after the year 9999. Such a row is replaced with a text that says
+    why."""
     try:
         found: list[Row | str] = batch.to_pylist()
     except Exception as error:  # as above
@@ -398,7 +410,8 @@ def _rows(batch: Any) -> list[Row | str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Return a value with bytes in UTF-8 decoded to text. Many Parquet files have all texts as bytes."""
+    """Return a value in which bytes in UTF-8 are decoded to text. In many Parquet files all texts are
+    bytes."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -420,8 +433,8 @@ def _data(path: Path) -> bytes:
 
 
 def _text(path: Path, layout: TextForm) -> str:
-    """Return the text of a file without a byte order mark. Bytes that are not UTF-8 become surrogates
-    (_UNDECODED)."""
+    """Return the text of a file, without a byte order mark and without a line that declares the separator.
+    Bytes that are not UTF-8 become halves of surrogate pairs (_UNDECODED)."""
     data = _data(path)
     if data.startswith(ARCHIVE):
         raise malformed(f"{path} is a spreadsheet or an archive, and no text", EXPORT)
@@ -436,7 +449,8 @@ def _text(path: Path, layout: TextForm) -> str:
 
 
 def _in_older(text: str) -> str:
-    """Return the first word that is not UTF-8, decoded from OLDER; empty if that fails."""
+    """Return a hint for an error message: the first word that is not UTF-8, decoded as OLDER. Return an empty
+    text if decoding fails."""
     word = next((one for one in text.split() if _UNDECODED.search(one)), "")
     try:
         read = word.encode("utf-8", "surrogateescape").decode(OLDER)

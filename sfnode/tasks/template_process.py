@@ -1,7 +1,8 @@
 """The program that renders chat templates.
 
-A chat template is a program that came with a model. Jinja's sandbox bars it from files and the network, but
-not from running for ever or taking all memory. It therefore runs in a separate process (`bounded_process`).
+A chat template is a program that came with a model. Jinja's sandbox denies it files and the network, but does
+not keep it from running for ever or taking all memory. The template therefore runs in a separate process with
+bounds (`bounded_process`).
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from jinja2.utils import Namespace
 from sfnode.bounded_process import serve
 
 LONGEST = 1 << 24
-"""Maximum characters of a rendered conversation: more than any model reads."""
+"""Maximum length of a rendered conversation, in characters: more than any model reads."""
 
 TEMPLATES = 8
-"""Maximum number of compiled templates that are kept. A process has one or two models."""
+"""Maximum number of compiled templates that are kept. A process uses one or two models, each with one
+template."""
 
 TODAY = datetime(2025, 1, 1)
-"""Date that templates are given. Some templates write the date, and a row's text must not depend on the
-day."""
+"""Date that templates get as today's date. Some templates write the date into the text, and the text of a row
+must not depend on the day."""
 
 
 class Generation(Extension):
-    """The tag with which some templates mark the assistant's text. It does not change the text."""
+    """Jinja extension for the tag with which some templates mark the assistant's text. The tag has no effect
+    on the text."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -48,7 +51,7 @@ class Generation(Extension):
 
 
 class PlainNamespace(Namespace):
-    """A namespace of a template that refuses names with a meaning in Python."""
+    """Namespace object of Jinja that refuses attributes whose names begin with an underscore."""
 
     def __init__(*args: Any, **named: Any) -> None:
         self, *given = args  # a template may name an attribute `self`
@@ -78,7 +81,7 @@ def _raise(message: str) -> None:
 ENVIRONMENT = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
 )
-"""Jinja environment with the settings of transformers, for which chat templates are written."""
+"""Jinja environment with the settings of the library transformers, for which chat templates are written."""
 
 ENVIRONMENT.filters["tojson"] = _to_json
 ENVIRONMENT.globals |= {
@@ -95,8 +98,8 @@ def _compiled(template: str) -> Template:
 
 
 def answer(request: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the text that a template makes of variables, or the bound that the text or the template
-    exceeded."""
+    """Return the text that a template renders from variables or, if the text is too long, a message that says
+    so."""
     template, variables = request
     text = _compiled(template).render(variables)
     if len(text) > LONGEST:

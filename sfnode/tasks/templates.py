@@ -1,7 +1,7 @@
 """Templates: text with the names of a row's fields in braces, `{field}` or `{field|filter}`; `{{` is a brace.
 
-A manifest describes prompts with templates only. Every node therefore writes the same prompt for the same
-row, and a manifest never contains code. This module knows nothing of tokens, labels or tasks.
+In a manifest, templates are the only description of prompts. So a manifest contains no code, and all nodes
+write the same prompt for the same row. This module knows nothing of tokens, labels or tasks.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 from sfnode.errors import Code, UserError
 
 CANDIDATE = "candidate"
-"""Name of the field that a `choice` task adds to a row: one of the row's candidates."""
+"""Name of a field that a `choice` task adds to a row. Its value is one of the row's candidates."""
 
 SEPARATOR = "separator"
-"""Name in braces between the two texts of a `sequence-classification` template. It is no field of a row."""
+"""Name that, in braces, separates the two texts of a `sequence-classification` template. It is no field of a
+row."""
 
 ASKING = "\nIn one word:"
-"""End of a text whose last state the head of a language model reads. After these words a model would write a
-summary of the text, so that the state represents it (Jiang et al. 2023, "Scaling Sentence Embeddings with
-Large Language Models"). A probe of SmolLM2 has a loss of 0.388 with them and 0.460 without on SST-2, and of
-0.401 with them and 0.427 without on AG News."""
+"""Words that are added to the end of each text for a classification head on a language model. The head reads
+the hidden state of the last token. After these words the model would write a summary of the text, so this
+state represents the text (Jiang et al. 2023, "Scaling Sentence Embeddings with Large Language Models"). The
+words lower the loss of a linear probe of SmolLM2 from 0.460 to 0.388 on SST-2, and from 0.427 to 0.401 on AG
+News."""
 
 NO_FIELD = "it names no field of a row, and would be the same text for all of them"
 
@@ -32,7 +34,8 @@ Row = Mapping[str, Any]
 
 
 def _question(text: str, _: Row) -> str:
-    """Return text with a capital letter first and a question mark last, as MeZO does for BoolQ."""
+    """Return a text with its first letter in upper case and a question mark at its end, as MeZO does for
+    BoolQ."""
     text = text if text.endswith("?") else f"{text}?"
     return text[0].upper() + text[1:]
 
@@ -43,12 +46,12 @@ FILTERS: Mapping[str, Callable[[str, Row], str]] = {
     "bullets": lambda text, _: text.replace("@highlight\n", "- "),
     "cloze": lambda text, row: text.replace("@placeholder", str(row[CANDIDATE])),
 }
-"""Filters that may follow the bar in braces, keyed by name. `bullets` and `cloze` replace ReCoRD's two
-markers."""
+"""Filters that may follow the bar in `{field|filter}`, keyed by name. `bullets` and `cloze` replace the two
+kinds of markers in rows of ReCoRD."""
 
 
 class TemplatePart(NamedTuple):
-    """A piece of literal text and the field after it. The last part of a template may have no field."""
+    """A part of a template: literal text, and the field after it. The last part may have no field."""
 
     literal: str
     field: str
@@ -57,7 +60,7 @@ class TemplatePart(NamedTuple):
 
 @lru_cache(maxsize=64)
 def parse(template: str) -> tuple[TemplatePart, ...]:
-    """Parse a template. Raises UserError BAD_MANIFEST for wrong braces or filters."""
+    """Parse a template. Raises UserError BAD_MANIFEST for unbalanced braces or unknown filters."""
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
@@ -77,7 +80,7 @@ def parse(template: str) -> tuple[TemplatePart, ...]:
 
 @lru_cache(maxsize=64)
 def fields(template: str) -> tuple[str, ...]:
-    """Return the fields that a template reads, in order, each once."""
+    """Return the names of the fields that a template reads, in order and without repetition."""
     return tuple(dict.fromkeys(name for part in parse(template) for name in _reads(part)))
 
 
@@ -94,7 +97,7 @@ def render(template: str, row: Row) -> str:
 def texts(template: str, row: Row) -> tuple[str, ...]:
     """Return the text of a row, or the two texts on either side of `{separator}`.
 
-    Raises UserError BAD_MANIFEST for more than two texts, which no tokenizer takes.
+    Raises UserError BAD_MANIFEST for more than two texts, because tokenizers take two texts at most.
     """
     written = [""]
     for literal, field, name in parse(template):
@@ -117,7 +120,8 @@ def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
 
 
 def _value(field: str, filter_name: str, row: Row) -> str:
-    """Return the filtered text of a field; empty for the missing field at a template's end."""
+    """Return the text of a field after filtering; an empty text if `field` is empty, as it may be at a
+    template's end."""
     if not field:
         return ""
     value = str(row[field])
@@ -125,7 +129,8 @@ def _value(field: str, filter_name: str, row: Row) -> str:
 
 
 def join(prompt: str, answer: str) -> str:
-    """Return prompt and answer, joined with a space unless one of them has white space there."""
+    """Return a prompt followed by an answer. They are joined with a space, unless the prompt ends or the
+    answer begins with white space."""
     apart = not prompt or prompt[-1].isspace() or not answer or answer[0].isspace()
     return prompt + answer if apart else f"{prompt} {answer}"
 

@@ -1,8 +1,8 @@
-"""Token ids of a row's text, and the targets among them that a model must predict.
+"""Tokenises the text of a row, and determines the targets: the tokens that a model must predict.
 
 Candidates and answers are tokenised as in MeZO (large_models/utils.py). Texts for a classification head get
-the tokenizer's own special tokens. A cache for each tokenizer keeps the tokens of rows. This module knows
-tokenizers; it knows no tensor and no model.
+the tokenizer's own special tokens. The tokens of rows are kept in a cache, one for each tokenizer. This
+module knows tokenizers; it knows no tensor and no model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfnode.tasks.prompts import Conversation, LabelledTexts, Prompt, RowText
 from sfnode.tasks.templates import common_prefix, join
 
 ARRAY_BYTES = 100
-"""Bytes of an array beyond its data (measured)."""
+"""Bytes that an array takes besides its data (measured)."""
 
 I32 = NDArray[np.int32]
 
@@ -33,23 +33,23 @@ class Example(NamedTuple):
     inputs: tuple[I32, ...]
     """The sequences that the model reads."""
     types: tuple[NDArray[np.int8], ...]
-    """Index (0 or 1) of each token's text in a pair of texts, for each sequence; 0 if the tokenizer does not
-    return it."""
+    """Arrays, one for each sequence, with the index (0 or 1) of each token's text in a pair of texts. All
+    values are 0 if the tokenizer does not return such an index."""
     targets: I32
-    """(P, 4): for each target the index of its sequence, the column that predicts it, its token (or class)
-    and the index of its candidate."""
+    """(P, 4): for each of the P targets, the index of its sequence, the column whose output predicts it, its
+    token (or class), and the index of its candidate."""
     right: tuple[int, ...]
     """Indices of the correct candidates."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, with ARRAY_BYTES for each."""
+        """Bytes that all arrays take, including ARRAY_BYTES for each."""
         arrays: tuple[NDArray[Any], ...] = (*self.inputs, *self.types, self.targets)
         return sum(one.nbytes + ARRAY_BYTES for one in arrays)
 
 
 class _TokenCache(BoundedCache[tuple[RowText, int], Example]):
-    """The examples that one tokenizer has encoded, and a lock."""
+    """Cache of the rows that one tokenizer has encoded, with a lock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ _making = Lock()
 
 
 def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
-    """Tokenise a row, with at most `max_tokens` tokens in each sequence.
+    """Return a row as token ids, with at most `max_tokens` tokens in each sequence.
 
-    Raises UserError DATA_MALFORMED if a target does not fit, and as `tokenizer_calls.encode` does.
+    Raises UserError DATA_MALFORMED if a target does not fit into a sequence, and as `tokenizer_calls.encode`.
     """
     cache = _cache_of(tokenizer)
     key = (words, max_tokens)
@@ -77,8 +77,8 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def alike(found: Example) -> list[int]:
-    """Return the candidates of a row that no model can distinguish, as their tokens are equal; empty if there
-    are none."""
+    """Return the indices of candidates of a row that no model can distinguish, because their tokens are
+    equal; empty if there are no such candidates."""
     same: dict[bytes, list[int]] = {}
     for candidate in dict.fromkeys(found.targets[:, 3].tolist()):
         tokens = found.targets[found.targets[:, 3] == candidate, :3]
@@ -100,8 +100,8 @@ def _tokenise(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
-    """Tokenise a text to classify as one sequence. Each class is a candidate, predicted by the sequence's
-    only output."""
+    """Tokenise a text to classify, as one sequence. Each class is a candidate. The model's single output for
+    the sequence predicts the class."""
     ids, types = tokenizer_calls.encode_pair(tokenizer, words.texts, max_tokens)
     targets = [(0, 0, number, number) for number in range(words.classes)]
     plain = _example([ids], targets, (words.right,))
@@ -109,7 +109,7 @@ def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
 
 
 def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Example:
-    """Tokenise a conversation as one sequence. If it is too long, its end is cut off."""
+    """Tokenise a conversation as one sequence. If the sequence is too long, its end is cut off."""
     ids, said = chat.tokenise(tokenizer, words)
     targets = [(0, column - 1, ids[column], 0) for column in said if 0 < column < max_tokens]
     if not targets:
@@ -119,8 +119,8 @@ def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Examp
 
 
 def _answered(tokenizer: Any, words: Prompt, max_tokens: int) -> Example:
-    """Tokenise all candidates. A candidate that without its last token is the beginning of another candidate
-    shares the other's sequence."""
+    """Tokenise all candidates. If a candidate without its last token is a prefix of another candidate, the
+    two share the sequence of the longer one."""
     inputs: list[list[int]] = []
     targets = []
     whole = enumerate(_sequences(tokenizer, words, max_tokens))
@@ -145,9 +145,10 @@ def _example(
 def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[list[int], int]]:
     """Return for each answer the token ids of prompt and answer, and the index of the answer's first token.
 
-    Sequences have at most `max_tokens` tokens. A prompt that is too long loses its beginning, the same for
-    all answers. An answer without a prompt (a text) loses its end. Prompt and answer are tokenised together.
-    The answer begins at the first token that differs from the tokens of the prompt alone.
+    Prompt and answer are tokenised together. The answer begins at the first token that differs from the
+    tokens of the prompt alone. If a sequence would have more than `max_tokens` tokens, the beginning of the
+    prompt is cut off, by the same number of tokens for all answers. If there is no prompt, because the whole
+    text is the answer, its end is cut off.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     room = max_tokens - len(start)
@@ -167,10 +168,11 @@ def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[lis
 
 
 def prompt_ids(tokenizer: Any, prompt: str, room: int) -> list[int]:
-    """Return a prompt's tokens as training encodes texts: after the beginning-of-text token, if any.
+    """Return the tokens of a prompt, as in training: after the beginning-of-text token, if the tokenizer has
+    one.
 
-    A prompt with more than `room` tokens, special ones included, loses its beginning. The result is never
-    empty.
+    If the result would have more than `room` tokens, including special ones, the beginning of the prompt is
+    cut off. The result has at least one token.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     (ids,) = tokenizer_calls.encode(tokenizer, [prompt])

@@ -1,6 +1,6 @@
-"""Calls of tokenizers with bounds on time and memory. Each tokenizer runs in a separate process.
+"""Calls tokenizers with bounds on time and memory. Each tokenizer runs in a separate process.
 
-The tokenizer object of transformers is used in this process only to look up tokens. This module knows
+In this process the tokenizer object of transformers is used only for looking up tokens. This module knows
 tokenizers; it knows no row and no task.
 """
 
@@ -17,12 +17,12 @@ from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 
 SECONDS = 20.0
-"""Maximum processor time of a request, in seconds: twice the time that a slow machine needs for a text of ten
-million characters, or for reading the largest tokenizers."""
+"""Maximum CPU time of a request to a tokenizer's process, in seconds. A slow machine needs half of it for a
+text of ten million characters, or for loading the largest tokenizers."""
 
 MEMORY = 2 << 30
 """Maximum memory of a tokenizer's process, in bytes: enough for a text of ten million characters. The largest
-tokenizers themselves take a quarter of it."""
+tokenizers take a quarter of this memory."""
 
 PROGRAM = "sfnode.tasks.tokenizer_process"
 
@@ -31,25 +31,26 @@ _making = Lock()
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of each text, without special tokens around it, which each tokenizer adds in its own
-    way.
+    """Return the tokens of each text, without the special tokens that tokenizers add at its beginning and
+    end.
 
-    Raises UserError MODEL_UNSAFE for a tokenizer that exceeds a bound on its time, its memory or the number
-    of tokens, and DATA_MALFORMED for a text that it cannot read.
+    Raises UserError MODEL_UNSAFE if the tokenizer exceeds the bound on its time, its memory or the number of
+    tokens, and DATA_MALFORMED for a text that the tokenizer refuses.
     """
     ids: list[list[int]] = _ask(tokenizer, [[text] for text in texts])["ids"]
     return ids
 
 
 def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the tokens of a text as `encode` does, and the beginning and end of each token in the text."""
+    """Return the tokens of a text, as `encode` does, and the positions in the text where each token begins
+    and ends."""
     reply = _ask(tokenizer, [[text]], places=True)
     return reply["ids"][0], [(start, end) for start, end in reply["places"][0]]
 
 
 def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> tuple[list[int], list[int] | None]:
-    """Return up to `most` tokens of a text or a pair of texts, with special tokens around them. Return also
-    the index of each token's text in the pair; None if the model does not use it.
+    """Return at most `most` tokens of a text or a pair of texts, with the tokenizer's special tokens. Return
+    also the index of each token's text in the pair; None if the model does not use these indices.
 
     Raises UserError as `encode` does.
     """
@@ -105,8 +106,8 @@ def _process_of(tokenizer: Any) -> BoundedProcess:
 
 
 def _make(tokenizer: Any) -> BoundedProcess:
-    """Make the process of a tokenizer. The returned object must not refer to the tokenizer, or each would
-    keep the other alive."""
+    """Return a new process for a tokenizer. The returned object must not refer to the tokenizer, or neither
+    of the two would ever be freed."""
     if tokenizer.is_fast:
         backend, splits = tokenizer.backend_tokenizer, tokenizer.split_special_tokens
         return BoundedProcess(

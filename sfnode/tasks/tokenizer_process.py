@@ -1,11 +1,12 @@
-"""The program that runs a tokenizer of the library `tokenizers`: texts in, token numbers out, and back.
+"""The program that runs a tokenizer of the library `tokenizers`. It encodes texts as token ids, and decodes
+token ids to texts.
 
-A tokenizer is in effect a program that came with a model: rules that replace text, one after another, and
-regular expressions. A short rule can turn a sentence into gigabytes, or search it for years, and only its
-author may know for which sentence. All texts are therefore encoded in a separate process (`bounded_process`).
-Its first request contains the tokenizer that transformers has made. A tokenizer that transformers runs in
-Python takes ten times the memory, as the process must import transformers. Only data that the asking program
-has pickled are unpickled here.
+A tokenizer is in effect a program that came with a model. It consists of regular expressions and rules that
+replace text, one after another. A short rule can turn a certain sentence into gigabytes of text, or search it
+for years, and perhaps only the author of the rule knows the sentence. All texts are therefore encoded in a
+separate process with bounds (`bounded_process`). The first request to this process contains the tokenizer
+that transformers has made. For a tokenizer that is written in Python, the process must import transformers,
+and takes ten times the memory. The process unpickles only data that the requesting program has pickled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tokenizers import Tokenizer
 from sfnode.bounded_process import serve
 
 LONGEST = 1 << 22
-"""Maximum tokens of a request's texts, or characters of a reply's texts: more than any model reads."""
+"""Maximum number of tokens of all texts in a request to encode, and of characters of all texts in a reply to
+a request to decode: more than any model reads."""
 
 TOO_LONG = {"broke": f"it makes more than {LONGEST:,} tokens or characters"}
 
@@ -27,7 +29,8 @@ _held: list[Any] = []
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a request: to hold a tokenizer, to encode `texts` or to decode `tokens`."""
+    """Return the reply to a request. A request is to keep a tokenizer for later requests, to encode `texts`,
+    or to decode `tokens`."""
     if "pipeline" in request:
         _held[:] = [Tokenizer.from_str(request["pipeline"])]
         _held[0].no_padding()
@@ -45,9 +48,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _encoded(
     tokenizer: Tokenizer, texts: list[list[str]], special: bool, most: int, side: str, places: bool
 ) -> dict[str, Any]:
-    """Encode texts or pairs of texts. `special`: with special tokens around them. Longer texts are cut to
-    `most` tokens (0: no limit) at this `side`. `places`: also return the positions of the tokens in the
-    text."""
+    """Encode texts or pairs of texts. With `special` the tokenizer's special tokens are added. From texts
+    with more than `most` tokens (0: no limit) the excess is cut off at this `side`. With `places` the
+    positions of the tokens in the text are returned, too."""
     if most:
         tokenizer.enable_truncation(most, direction=side)
     else:
@@ -71,7 +74,8 @@ def _decoded(tokenizer: Tokenizer, tokens: list[list[int]]) -> dict[str, Any]:
 def _encoded_in_python(
     tokenizer: Any, texts: list[list[str]], special: bool, most: int, side: str, places: bool
 ) -> dict[str, Any]:
-    """Encode texts as `_encoded`, but cut them at the tokenizer's own side, and return no positions."""
+    """Encode texts like `_encoded`, with a tokenizer that is written in Python. Long texts are cut at the
+    side that the tokenizer's settings name. No positions are returned."""
     options = {"truncation": True, "max_length": most} if most else {}
     found = [
         tokenizer(*text, add_special_tokens=special, return_token_type_ids=special, verbose=False, **options)

@@ -1,4 +1,4 @@
-"""Rewards that the manifest's verifier gives the answers to a task's rows."""
+"""Computes the rewards that the manifest's verifier gives to answers to a task's rows."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sfnode.verifiers.specs import PRESETS
 Row = Mapping[str, Any]
 
 EXAMPLE = "1"
-"""Value of an example's column that every kind of verifier can read."""
+"""Value for the columns of an example row. Every kind of verifier can read this value."""
 
 MAX_BYTES = 64 * 1024
-"""Maximum size of a verifier's file, in bytes: a third of the maximum size of a manifest."""
+"""Maximum size of a file with a verifier, in bytes: a third of the maximum size of a manifest."""
 
 
 def score_of(task: Task) -> Callable[[str, Row], float]:
-    """Return a function that takes an answer and its row, and returns the reward, 0 to 1. The function raises
-    only UserError VERIFIER_NOT_ALLOWED, for a plug-in that was not permitted."""
+    """Return a function that takes an answer and its row, and returns the reward, from 0 to 1. The only error
+    that the function raises is UserError VERIFIER_NOT_ALLOWED, for a plug-in that was not permitted."""
     verifier = _verifier(task)
     return lambda answer, row: scoring.score(verifier, answer, scoring.texts(verifier, row))
 
 
 def remark(task: Task, answer: str, row: Row) -> str:
-    """Return the fault of an answer in words; empty if there is nothing more to say than that the answer is
-    wrong."""
+    """Return the fault in an answer's form, in words; an empty text if there is nothing to add to the
+    reward."""
     verifier = _verifier(task)
     return scoring.remark(verifier, answer, scoring.texts(verifier, row))
 
@@ -43,16 +43,17 @@ def columns(task: Task) -> tuple[str, ...]:
 
 
 def problem(task: Task, row: Row) -> str | None:
-    """Return the reason why no answer to a row can be right, or None."""
+    """Return the reason why no answer to a row can get the full reward; None if an answer can."""
     verifier = _verifier(task)
     return scoring.problem(verifier, scoring.texts(verifier, row))
 
 
 def permit(task: Task, sources: Sequence[str] = ()) -> None:
-    """Permit these MODULE:FUNCTION plug-ins of the task's verifier to score answers in this process.
+    """Permit the plug-ins of the task's verifier that `sources` names, each as MODULE:FUNCTION, to score
+    answers in this process.
 
-    Raises UserError VERIFIER_NOT_ALLOWED if the verifier has other plug-ins, BAD_OPTION if it has no
-    plug-ins, and as `plugins.allow`.
+    Raises UserError VERIFIER_NOT_ALLOWED if the verifier has a plug-in that is not permitted, BAD_OPTION if
+    `sources` names plug-ins and the verifier has none, and as `plugins.allow`.
     """
     if not (task.verifier or sources):
         return
@@ -68,8 +69,8 @@ def permit(task: Task, sources: Sequence[str] = ()) -> None:
 
 
 def reference(task: Task, row: Row) -> str:
-    """Return the text with which a row's answers are compared, to show to people; empty if the verifier reads
-    no column."""
+    """Return the text of a row with which the verifier compares answers, for showing it to people. Return an
+    empty text if the verifier reads no column."""
     found = scoring.texts(_verifier(task), row)
     return next(iter(found.values())) if len(found) == 1 else ", ".join(f"{k}: {v}" for k, v in found.items())
 
@@ -87,10 +88,11 @@ def _read(text: str) -> specs.Verifier:
 
 
 def load(source: str) -> dict[str, Any]:
-    """Return a verifier: the preset of this name, the verifier in this .toml or .json file, or the plug-in
-    MODULE:FUNCTION, which may then run in this process.
+    """Return the verifier that `source` names: a preset, a .toml or .json file, or a plug-in given as
+    MODULE:FUNCTION. Such a plug-in is then permitted in this process.
 
-    Raises UserError BAD_OPTION, and EXTRA_MISSING for a regular expression without RE2.
+    Raises UserError BAD_OPTION, and EXTRA_MISSING for a verifier with a regular expression if RE2 is not
+    installed.
     """
     if source.lower() in PRESETS:
         return PRESETS[source.lower()]

@@ -29,7 +29,7 @@ REQUEST_DEADLINE = 20.0
 long as a large frame (SEND_DEADLINE)."""
 
 PEER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Form of a peer id: base58 in libp2p, plain names in memory."""
+"""Pattern of a peer id: base58 with libp2p, a plain name with the memory transport."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Link(Protocol):
     """Address of the other end as seen from here, with or without /p2p/ID; empty if unknown."""
     bytes_sent: int
     bytes_received: int
-    """Bytes of frames in each direction, with their length prefixes."""
+    """`bytes_sent` and `bytes_received` count the frames of this link so far, with their length prefixes."""
 
     async def send(self, frame: bytes) -> None:
         """Return once the frame has left this process. Raises LinkClosed, and ValueError above MAX_FRAME."""
@@ -116,29 +116,31 @@ class Transport(Protocol):
         """Disconnect within 1.5 s, leaving neither process nor task behind; idempotent."""
 
     async def healthy(self) -> bool:
-        """Return, within 2 s, whether the layers underneath answer."""
+        """Return, within 2 s, whether the software under this transport (for libp2p: its daemon) answers."""
 
     async def broken(self) -> str:
-        """Wait until the layer underneath needs a restart, and return the reason: it has died (noticed at
-        once), it hangs (noticed within 2 s), or other nodes cannot reach this node before a restart."""
+        """Wait until this transport needs a `restart`, and return the reason. The software under it has died
+        (noticed at once) or hangs (noticed within 2 s), or this node can no longer be reached."""
 
     async def restart(self) -> None:
-        """Restart the layers underneath with the same id, and with the same ports if they are free. Links are
-        lost, and calls under way fail at once. Dials no bootstrap peers. Raises UserError as `start` does."""
+        """Restart the transport with the same id, and with the same ports if they are free. Links are lost,
+        and calls under way fail at once. Bootstrap peers are not dialled. Raises UserError as `start`
+        does."""
 
     def addresses(self) -> list[str]:
         """Return the full addresses (with /p2p/ID) of this node, best first: see `best_first`."""
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
-        """Open a link. If no `addresses` are given, the network is asked for them. Raises TransportError, or
-        its subclass NotSpoken if the peer does not run sfnode."""
+        """Open a link. Without `addresses`, the network looks up the peer. Raises TransportError, or its
+        subclass NotSpoken if the peer does not run sfnode."""
 
     async def request(self, address: str, frame: bytes) -> bytes:
         """Send one request and return its response. Raises UserError BAD_ADDRESS, and what `connect`
         raises."""
 
     def on_link(self, handler: LinkHandler) -> None:
-        """Call `handler` for links that others open. It owns the link, which is closed if it raises."""
+        """Call `handler` for links that others open. The handler owns the link. If it raises, the link is
+        closed."""
 
     def on_request(self, handler: RequestHandler) -> None:
         """Call `handler(asker, frame)` for requests of others."""
@@ -159,8 +161,8 @@ class Transport(Protocol):
         TransportError, and UserError BAD_ADDRESS."""
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
-        """Dial these peers and join the roster's network through them; return how many answered. Malformed
-        addresses are skipped."""
+        """Dial these peers, and join through them the network that stores rosters (the DHT). Return the
+        number of peers that answered. Malformed addresses are skipped."""
 
 
 def bad_address(address: str, why: str) -> UserError:

@@ -87,10 +87,10 @@ class Conditions:
 
 
 CALM = Conditions()
-"""Round trips of 100 ms, and nothing else."""
+"""Conditions with round trips of 100 ms. Frames are neither lost nor repeated, and bandwidth is unlimited."""
 
 PERFECT = Conditions(Latency(typical=0.0))
-"""No effect at all."""
+"""Conditions without any effect: every frame arrives at once."""
 
 
 T = TypeVar("T")
@@ -125,7 +125,8 @@ class Network:
         return True
 
     def may_reach(self, caller: str, peer: str) -> bool:
-        """Return whether two different peers hear each other and are a pair that can reach each other."""
+        """Return whether two different peers hear each other and are one of the `pairs` that can reach each
+        other."""
         there = self.pairs is None or frozenset((caller, peer)) in self.pairs
         return caller != peer and there and self.hears(caller, peer) and self.hears(peer, caller)
 
@@ -162,8 +163,8 @@ class Network:
         self._roster.setdefault(topic, {})[peer] = (expiry, value)
 
     def read(self, topic: bytes, reader: str, now: float) -> list[tuple[str, object]]:
-        """Return the (peer, value) pairs that `reader` finds in the roster: its own and those of peers that
-        it can reach."""
+        """Return the (peer, value) pairs that `reader` finds in the roster: `reader`'s own value, and those
+        of peers that `reader` can reach."""
         entries = sorted(self._roster.get(topic, {}).items())
         return [
             (peer, value)
@@ -173,13 +174,13 @@ class Network:
 
 
 class Pipe:
-    """One direction of a link, with the conditions of the network. Its first frame always arrives, once and
-    before all others, as there is no link without it."""
+    """One direction of a link, with the conditions of the network. The conditions never lose, repeat or
+    reorder the first frame of a pipe: without it (a Hello) there would be no link."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
         self.closed = False
         self.gone = False
-        """Whether the receiver has stopped reading and the sender does not know it."""
+        """Whether the receiver has stopped reading without the sender's knowledge."""
         self.conditions: Conditions | None = None
         """Conditions of this direction; None for the network's conditions."""
         self._stalled = False
@@ -195,7 +196,8 @@ class Pipe:
 
     @property
     def takes(self) -> bool:
-        """Whether the pipe accepts a frame now, or is closed and will never accept one."""
+        """Whether a sender need not wait: the pipe accepts a frame now, or is closed, so that waiting is in
+        vain."""
         full = len(self._flying) + len(self._arrived) >= CAPACITY
         busy = self._free_at > asyncio.get_running_loop().time()
         return self.closed or not (full or busy or self._stalled)
@@ -334,8 +336,8 @@ class MemoryLink:
             self.into.close()
 
     def vanish(self) -> None:
-        """End without notice, as in a power cut. The other side notices it when it sends a frame after this
-        side's node is back."""
+        """End without notice, as in a power cut. The other side notices the end when it sends a frame after
+        this side's node has started again."""
         self.closed = self.into.gone = True
 
 
@@ -354,7 +356,7 @@ class MemoryTransport:
         self._running = self._dead = False
         self._stopped = asyncio.Event()
         self._context = copy_context()
-        """Context variables of the node, in which work for other members runs, too."""
+        """Context variables of the node. Work that other members cause at this node also runs with them."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._link_handler: LinkHandler | None = None
         self._request_handler: RequestHandler | None = None

@@ -158,8 +158,8 @@ class SignedRecords:
             return False
 
     def sign_value(self, record: StoredRecord) -> bytes:
-        """Return the stored form of the value of our own record: value, public key, signature and their
-        lengths."""
+        """Return our own record's value as it is stored: followed by the public key, the signature and the
+        lengths of both."""
         signature = self._key.sign(_statement(record, record.value))
         public = self._key.public
         return record.value + public + signature + _LENGTHS.pack(len(public), len(signature))
@@ -179,6 +179,6 @@ def _unseal(stored: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _statement(record: StoredRecord, value: bytes) -> bytes:
-    """Return the bytes that the peer signs. The key has 20 bytes, and the subkey is MessagePack, so that the
-    bytes can be divided in one way only."""
+    """Return the bytes that the peer signs: the record's key, subkey, expiry and value. They can be parsed in
+    one way only, as the DHT key always has 20 bytes and the subkey is MessagePack."""
     return b"sfnode-roster" + record.key + record.subkey + _EXPIRY.pack(record.expiration_time) + value

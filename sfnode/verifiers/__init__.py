@@ -1,6 +1,8 @@
-"""Verifiers: rules that score a generated answer, as data of a manifest, and the function that scores.
+"""Verifiers: rules that score a generated answer, written as data in a manifest, and the function that
+applies the rules.
 
-docs/verifiers.md has the exact rules. Nothing here executes, imports or fetches what a verifier or an answer
-names, except plug-ins that a machine's owner has permitted. The time to score an answer is bounded. The
-package knows no model, no tensor and no other file.
+docs/verifiers.md has the exact rules. The package executes, imports or fetches nothing that a verifier or an
+answer names, except plug-ins that the machine's owner has permitted. Except for plug-ins, the time to score
+an answer is bounded. The package knows no model and no tensor, and reads no file except its presets and the
+source files of plug-ins.
 """

@@ -1,4 +1,5 @@
-"""Arithmetic expressions of Countdown: numbers, the four operations and parentheses, computed exactly."""
+"""Numbers in texts, and the arithmetic expressions of the game Countdown (numbers, four operations,
+parentheses). Both are computed exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from sfnode.verifiers.schemas import WHITE_SPACE
 Which = Literal["first", "last", "only"]
 
 MAX_LENGTH = 64
-"""Maximum characters of a number. Arithmetic on longer numbers is slow, and no answer needs them."""
+"""Maximum length of a number, in characters. Arithmetic on longer numbers is slow, and no answer needs
+them."""
 
 _NUMBER = re.compile(
     r"""
@@ -32,8 +34,8 @@ _NUMBER = re.compile(
 def number(text: str, which: Which) -> Fraction | None:
     """Return the first, last or only number of a text, as `which` says.
 
-    None if there is no such number, if it is too long, or if it divides by zero. A text with several numbers
-    has no only one.
+    Return None if there is no such number, if it is too long, or if its denominator is zero. With `only`,
+    return None for a text with several numbers.
     """
     found = _NUMBER.findall(text)
     if not found or (which == "only" and len(found) > 1):
@@ -42,7 +44,7 @@ def number(text: str, which: Which) -> Fraction | None:
 
 
 def decimal(value: float) -> Fraction:
-    """Return the value of the shortest decimal notation of a binary64 number, exactly: 1/10 for 0.1."""
+    """Return the exact value of the shortest decimal notation of a binary64 number, such as 1/10 for 0.1."""
     return Fraction(repr(value))
 
 
@@ -56,10 +58,12 @@ def _value(written: str) -> Fraction | None:
 
 
 MAX_NUMBERS = 32
-"""Maximum count of numbers in an expression, and in a row. The game Countdown has six."""
+"""Maximum count of numbers in an expression, and in the row that lists the allowed numbers. The game
+Countdown has six."""
 
 MAX_DIGITS = 9
-"""Maximum digits of a number. The result of MAX_NUMBERS numbers then has about 300 digits at most."""
+"""Maximum number of digits of a number in an expression. The value of an expression of MAX_NUMBERS numbers
+then has at most about 300 digits."""
 
 MAX_NESTING = 16
 """Maximum depth of parentheses."""
@@ -69,8 +73,8 @@ _OPERATORS = str.maketrans("×÷−", "*/-")
 
 
 def numbers(text: str) -> tuple[int, ...] | None:
-    """Return the integers in a text, its runs of digits; None if there is no run, too many or too long
-    ones."""
+    """Return the integers in a text, that is, its maximal sequences of digits. Return None if there is no
+    integer, if there are more than MAX_NUMBERS, or if one has more than MAX_DIGITS digits."""
     runs = re.findall("[0-9]+", text)
     if not 0 < len(runs) <= MAX_NUMBERS or max(map(len, runs)) > MAX_DIGITS:
         return None
@@ -78,8 +82,8 @@ def numbers(text: str) -> tuple[int, ...] | None:
 
 
 def parse(text: str) -> tuple[Fraction | None, tuple[int, ...]]:
-    """Read and compute an expression. Return its value (None if it divides by zero), and its numbers in
-    order. Raises ValueError for other text, at the first bound that it exceeds."""
+    """Parse and compute an expression. Return its value (None if it divides by zero), and its numbers in
+    order. Raises ValueError for a text that is no expression, and for an expression that exceeds a bound."""
     parser = _Parser(_tokens(text.translate(_OPERATORS)))
     value = parser.sum(0)
     if parser.token:
@@ -88,7 +92,7 @@ def parse(text: str) -> tuple[Fraction | None, tuple[int, ...]]:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Yield the tokens of an expression, then empty texts without end."""
+    """Yield the tokens of an expression, then empty texts without end. Raises ValueError at other text."""
     place = 0
     while found := _TOKEN.match(text, place):
         yield found[1]
@@ -97,7 +101,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 class _Parser:
-    """Parser of expressions: recursive descent that looks one token ahead."""
+    """Recursive-descent parser of expressions, with one token of lookahead."""
 
     def __init__(self, tokens: Iterator[str]) -> None:
         self._tokens = tokens

@@ -1,16 +1,17 @@
-"""Plug-ins: functions on this machine that score answers, with its owner's permission.
+"""Plug-ins: Python functions on this machine that score answers, if the machine's owner permits it.
 
-A manifest names a plug-in by the digest of its source file and by the function's name. No code travels. An
-owner with the same file says `--verifier MODULE:FUNCTION`. Only then, and only if the file has the manifest's
-digest, is it run, from exactly the hashed bytes. The digest does not cover the modules that the file imports.
-The plug-in runs with all rights of the process, and nothing bounds its time. An exception, or a result that
-is no number from 0 to 1, scores 0 and is reported once.
+A manifest names a plug-in by the digest of its source file and by the function's name. A manifest contains no
+code. An owner who has the same file permits the plug-in with `--verifier MODULE:FUNCTION`. The file is run
+only with this permission, and only if it has the manifest's digest. The bytes that were hashed are the bytes
+that are run. The digest does not cover the modules that the file imports. A plug-in has all rights of the
+process, and its running time is not bounded. If it raises an exception, or returns no number from 0 to 1, the
+answer's score is 0. The first such fault of a plug-in is logged.
 
-A permission is for the whole process. No other module of the package runs code of others.
+A permission holds for the whole process. No other module of the package runs other people's code.
 
-Programs in answers are parsed, never run. CPython's own parser can overflow its stack, take long and print
-warnings. It is quick and silent for the programs that it gets here: comments and the contents of strings are
-removed, and tokens and nesting are bounded.
+Programs in answers are parsed and never run. For some programs CPython's own parser overflows its stack,
+takes long or prints warnings. It is quick and silent here, because comments and the contents of strings are
+removed first, and the number of tokens and the nesting are bounded.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 
 MAX_TOKENS = 1024
-"""Maximum tokens of a program, not counting line ends."""
+"""Maximum number of tokens of a program, not counting line ends."""
 
 MAX_STATEMENT = 256
-"""Maximum tokens of a logical line. Each token may nest expressions one level deeper."""
+"""Maximum number of tokens of a logical line. The bound is necessary because each token may nest expressions
+one level deeper."""
 
 MAX_NESTING = 16
-"""Maximum depth of brackets. The parser's time can grow exponentially with it."""
+"""Maximum nesting depth of brackets. The parser's time can grow exponentially with this depth."""
 
 _LITERALS = re.compile(
     r"""
@@ -51,13 +53,14 @@ _LITERALS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Pattern for a string with its prefix, even a string without an end, or for a comment."""
+"""Pattern for a comment, or for a string literal with its prefix. It also matches a string without a closing
+quote."""
 
 _TOKENS = re.compile(r"\\\n|\n|[0-9]\w*(?:\.\w*)?|\w+|[^\w\s]", re.ASCII)
 _NUMBER = re.compile(
     r"0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][0-9_]*)?[jJ]?"
 )
-"""Pattern for a number, or its part before the sign of its exponent."""
+"""Pattern for a number, or for the part of a number before the sign of its exponent."""
 
 
 # -- source, read and never run ------------------------------------------------------------------------
@@ -67,15 +70,16 @@ class Source(NamedTuple):
     """The definitions and imports of a program."""
 
     functions: dict[str, tuple[str, ...] | None]
-    """Parameters of the functions at the program's top level, keyed by the function's name. Of two functions
-    with one name the last counts. None if a function has other than plain positional parameters."""
+    """Names of the parameters of each function at the program's top level, keyed by the function's name. The
+    value is None for a function with variadic or keyword-only parameters. Of several functions with the same
+    name the last counts."""
     modules: frozenset[str]
-    """Top-level packages that the program imports anywhere; "" for a relative import."""
+    """Top-level packages that the program imports, in any scope; "" for a relative import."""
 
 
 def parse(text: str) -> Source | None:
-    """Return a program's definitions and imports; None if the text is no program, exceeds a bound, or has
-    names that are not ASCII."""
+    """Return the definitions and imports of the Python program `text`. Return None if it is no program,
+    exceeds a bound, or has names that are not ASCII."""
     bare = _without_contents(text.replace("\r\n", "\n").replace("\r", "\n"))
     if bare is None or not bare.isascii() or not _bounded(bare):
         return None
@@ -88,7 +92,8 @@ def parse(text: str) -> Source | None:
 
 
 def _without_contents(text: str) -> str | None:
-    """Return a program with empty strings and without comments; None if a string has no end."""
+    """Return a program without comments and with all strings made empty; None if a string has no closing
+    quote."""
     pieces: list[str] = []
     place = 0
     for found in _LITERALS.finditer(text):
@@ -102,7 +107,7 @@ def _without_contents(text: str) -> str | None:
 
 
 def _bounded(text: str) -> bool:
-    """Return whether a program without contents is within the bounds."""
+    """Return whether a program is within the bounds. The contents of its strings have been removed."""
     tokens = line = depth = 0
     for found in _TOKENS.finditer(text):
         token = found[0]
@@ -137,7 +142,8 @@ MAX_BYTES = 1 << 20
 """Maximum size of a source file, in bytes."""
 
 Function = Callable[[str, Mapping[str, str]], Any]
-"""A plug-in's function: takes an answer and its row's columns as text; returns a number from 0 to 1."""
+"""Function of a plug-in. It takes an answer and the columns of the answer's row, all as text, and returns a
+number from 0 to 1."""
 
 
 class Name(NamedTuple):
@@ -150,7 +156,7 @@ class Name(NamedTuple):
 
 _allowed: dict[Name, Function] = {}
 _said: set[Name] = set()
-"""Plug-ins whose fault was reported."""
+"""Plug-ins of which a fault was logged. Further faults of these plug-ins are not logged."""
 
 
 def is_plugin(source: str) -> bool:
@@ -160,10 +166,12 @@ def is_plugin(source: str) -> bool:
 
 
 def allow(source: str, wanted: Sequence[Name] | None = None) -> Name:
-    """Permit the function MODULE:FUNCTION to score answers in this process; return its name in manifests.
+    """Permit the function `source`, given as MODULE:FUNCTION, to score answers in this process. Return the
+    function's name in manifests.
 
-    With `wanted` only one of these plug-ins may be permitted, and no other file is run. The module is looked
-    for in the current folder, then where Python looks. Raises UserError BAD_OPTION, VERIFIER_NOT_ALLOWED.
+    If `wanted` is given, the function must be one of these plug-ins, and the file of any other function is
+    not run. The module is looked for in the current folder, then on Python's module search path. Raises
+    UserError BAD_OPTION, VERIFIER_NOT_ALLOWED.
     """
     module, _, function = source.partition(":")
     path, text = _source(source, module)
@@ -182,7 +190,7 @@ def allow(source: str, wanted: Sequence[Name] | None = None) -> Name:
 
 
 def require(wanted: Sequence[Name]) -> None:
-    """Raise UserError VERIFIER_NOT_ALLOWED unless all `wanted` plug-ins may score answers in this process."""
+    """Raise UserError VERIFIER_NOT_ALLOWED unless all `wanted` plug-ins were permitted in this process."""
     for name in wanted:
         if name not in _allowed:
             raise UserError(
@@ -195,7 +203,7 @@ def require(wanted: Sequence[Name]) -> None:
 
 
 def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
-    """Return the score that a permitted plug-in gives an answer; 0 if the plug-in fails. Raises as
+    """Return the score that a permitted plug-in gives an answer; 0 if the plug-in fails. Raises UserError as
     `require`."""
     require([name])
     try:
@@ -210,8 +218,8 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
 
 
 def _is_from_the_terminal(error: BaseException) -> bool:
-    """Return whether Ctrl-C may have raised this error. Ctrl-C raises one only in the main thread, where no
-    node trains."""
+    """Return whether Ctrl-C may have raised this error. Ctrl-C raises errors in the main thread only, and
+    nodes train in other threads."""
     return isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
 
 
@@ -251,7 +259,7 @@ def _source(source: str, module: str) -> tuple[Path, bytes]:
 
 
 def _function(source: str, path: Path, text: bytes, name: Name) -> Function:
-    """Run a plug-in's file, and return the plug-in's function."""
+    """Run the source file of a plug-in, and return the plug-in's function."""
     module = ModuleType(f"sfnode_plugin_{name.digest[:16]}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look there

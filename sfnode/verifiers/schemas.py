@@ -1,9 +1,9 @@
-"""The tables that make up a verifier, and the subset of JSON Schema (2020-12) for answers, with its standard
-meaning.
+"""The base class of the tables in a verifier, and schemas for answers in JSON. The schemas are a subset of
+JSON Schema (2020-12); the keywords have their standard meaning.
 
-Libraries for JSON Schema follow references, match patterns with backtracking and compare items pairwise, all
-of which can take long. This subset is checked in time linear in the text. A verifier with another keyword is
-refused.
+Libraries for JSON Schema follow references, match patterns with backtracking and compare items pairwise. Each
+of these can take very long. Conformance to this subset is checked in time linear in the length of the answer.
+A verifier with any other keyword is refused.
 """
 
 from __future__ import annotations
@@ -27,28 +27,31 @@ from pydantic import (
 # -- bounds, so that an answer takes less than 10 ms (benchmarks/verifiers.py) -------------------------
 
 MAX_ANSWER = 4096
-"""Number of first characters of an answer, or of a row's value, that count: about 1,000 tokens."""
+"""Number of characters at the beginning of an answer, or of a row's value, that a verifier reads: about 1,000
+tokens."""
 
 MAX_NAME = 200
-"""Maximum characters of the name of a column, a function, a parameter, a module or an object's member."""
+"""Maximum length, in characters, of the name of a column, a function, a parameter, a module or a JSON
+object's member."""
 
 MAX_LISTED = 64
-"""Maximum entries of any list in a verifier."""
+"""Maximum number of entries of any list in a verifier."""
 
 WHITE_SPACE = " \t\n\v\f\r"
-"""The white space of ASCII, so that no answer depends on a version of Unicode."""
+"""The white space of ASCII. White space of Unicode would make scores depend on the version of Unicode."""
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED, strict=False)]
-"""A tuple of names. A list is read as one, as TOML and JSON have no tuples."""
+"""A tuple of names. A list is accepted too and becomes a tuple, because TOML and JSON have no tuples."""
 
 
 class Table(BaseModel):
-    """A frozen table. Unknown keys are errors, and no value is converted into another type.
+    """An immutable table of a verifier. Reading it fails for an unknown key, and for a value of another type
+    than the key's.
 
-    A key with its default value is not written. TOML has no null, and output stays the same when a later
-    version adds a key.
+    Keys with their default values are not written. So null, which TOML lacks, is never written, and the
+    output stays the same if a later version adds a key with a default.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -65,20 +68,21 @@ class Table(BaseModel):
 
 
 MAX_NESTING = 32
-"""Maximum depth of arrays and objects. Python's JSON reader calls itself once for each level."""
+"""Maximum nesting depth of arrays and objects in an answer. Python's JSON parser calls itself once for each
+level."""
 
 _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
-"""Pattern for a string, even a string without an end, or for a bracket."""
+"""Pattern for a bracket, or for a JSON string. It also matches a string without a closing quote."""
 
 
 # -- JSON texts ----------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> Any:
-    """Read a JSON text (RFC 8259); numbers become floats. Raises ValueError.
+    """Parse a JSON text (RFC 8259). Numbers become floats. Raises ValueError for other text.
 
-    Also refuses a text with two members of one name, a number beyond binary64, or more nesting than
-    MAX_NESTING.
+    Raises ValueError, too, if an object has two members of one name, a number is too large for binary64, or
+    the nesting is deeper than MAX_NESTING.
     """
     depth = 0
     for token in _NESTING.findall(text):
@@ -91,8 +95,8 @@ def parse(text: str) -> Any:
 
 
 def agreement(value: Any, reference: Any) -> float:
-    """Return the share of members that are the same in two objects, of all members' names in either. Other
-    values score 1 if equal, else 0."""
+    """Return the number of members that are equal in two JSON objects, divided by the number of member names
+    that occur in either. If one of the values is no object, return 1 if the values are equal, else 0."""
     if not (isinstance(value, dict) and isinstance(reference, dict)):
         return float(canonical(value) == canonical(reference))
     names = value.keys() | reference.keys()
@@ -100,14 +104,14 @@ def agreement(value: Any, reference: Any) -> float:
 
 
 def differing(value: dict[str, Any], reference: dict[str, Any]) -> list[str]:
-    """Return the names of the members in which two objects differ, the reference's members first."""
+    """Return the names of the members in which two JSON objects differ, the reference's members first."""
     left, right = ({name: canonical(one) for name, one in each.items()} for each in (value, reference))
     return [name for name in dict.fromkeys([*right, *left]) if left.get(name) != right.get(name)]
 
 
 def canonical(value: Any) -> str:
-    """Return a value that `parse` has read, as JSON text. Only equal values have the same text: true is not
-    1."""
+    """Return a value from `parse` as JSON text. Values have the same text only if they are equal and of one
+    type: true is not 1."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -129,7 +133,7 @@ MAX_DEPTH = 8
 """Maximum depth of nested schemas."""
 
 MAX_SCHEMAS = 128
-"""Maximum number of schemas in a schema, itself included."""
+"""Maximum number of schemas nested in a schema, at any depth and including itself."""
 
 Type = Literal["object", "array", "string", "number", "integer", "boolean", "null"]
 Scalar = (
@@ -138,13 +142,14 @@ Scalar = (
     | Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
     | float
 )
-"""A value in `enum`. An integer beyond the 64 bits of a manifest's integers becomes the nearest binary64
-number."""
+"""A value in `enum`. An integer that does not fit into the 64 bits of a manifest's integers becomes the
+nearest binary64 number."""
 Count = Annotated[int, Field(ge=0, le=MAX_ANSWER)]
 
 
 class Schema(Table):
-    """A schema. Each keyword applies to values of its own type only, and an empty schema allows anything."""
+    """A schema for JSON values, with keywords of JSON Schema. A keyword such as `minLength` restricts values
+    of one type and allows all values of other types. An empty schema allows any value."""
 
     type: Type | Annotated[tuple[Type, ...], Field(max_length=7, strict=False)] = ()
     enum: Annotated[tuple[Scalar, ...], Field(max_length=MAX_LISTED, strict=False)] = ()
@@ -169,13 +174,14 @@ class Schema(Table):
 
     @property
     def within(self) -> tuple[Schema, ...]:
-        """The schemas directly within this one: of its properties, of items and of additional members."""
+        """The schemas one level below this one: those of its properties, of its items and of its additional
+        properties."""
         others = (self.items, self.additionalProperties)
         return (*self.properties.values(), *(one for one in others if isinstance(one, Schema)))
 
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """The allowed types; empty if all are."""
+        """The allowed types; empty if all types are allowed."""
         return (self.type,) if isinstance(self.type, str) else self.type
 
     @cached_property
@@ -186,7 +192,7 @@ class Schema(Table):
 
 
 def conforms(value: Any, schema: Schema) -> bool:
-    """Return whether a value that `parse` has read satisfies a schema."""
+    """Return whether a value from `parse` satisfies a schema."""
     if schema.types and not any(_is(value, name) for name in schema.types):
         return False
     if schema.enum and (isinstance(value, dict | list) or canonical(value) not in schema.listed):

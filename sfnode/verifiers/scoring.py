@@ -16,15 +16,16 @@ Row = Mapping[str, str]
 """Values of a row as text, keyed by column."""
 
 _BRACES = re.compile(r"(\\boxed\{)|(\{)|(\})|\\.", re.DOTALL)
-"""Pattern for the beginning of a box, other braces, and escaped characters, which do not count."""
+"""Pattern for the opening of a LaTeX box, for other braces, and for escaped characters, among them braces
+that are text."""
 
 
 def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
-    """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the row's values,
-    except UserError VERIFIER_NOT_ALLOWED for a plug-in that may not run here.
+    """Return the score of an answer, from 0 to 1. No answer and no values of a row cause an error. Raises
+    UserError VERIFIER_NOT_ALLOWED only for a plug-in that was not permitted in this process.
 
-    Only the first MAX_ANSWER characters of the answer and of a row's value count. A missing column is an
-    empty text.
+    Only the first MAX_ANSWER characters of the answer and of each value of the row are read. A missing column
+    is read as an empty text.
     """
     text = answer[:MAX_ANSWER]
     match verifier:
@@ -56,7 +57,8 @@ def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
 
 
 def remark(verifier: specs.Verifier, answer: str, row: Row) -> str:
-    """Return the fault in an answer's form, in words; an empty text if the score says all there is to say."""
+    """Return the fault in an answer's form, in words; an empty text if there is nothing to add to the
+    score."""
     text = answer[:MAX_ANSWER]
     match verifier:
         case specs.Json():
@@ -70,7 +72,8 @@ def remark(verifier: specs.Verifier, answer: str, row: Row) -> str:
 
 
 def columns(verifier: specs.Verifier) -> tuple[str, ...]:
-    """Return the columns of a row that a verifier reads, in order, each once; without those of a plug-in."""
+    """Return the columns of a row that a verifier reads, in order and without repetition. Columns that only a
+    plug-in reads are not included."""
     names: list[str] = []
     for leaf in specs.leaves(verifier):
         match leaf:
@@ -82,8 +85,9 @@ def columns(verifier: specs.Verifier) -> tuple[str, ...]:
 
 
 def texts(verifier: specs.Verifier, row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a row that a verifier reads, as text. Lists, objects and booleans become JSON. A
-    column without a value is left out. A plug-in reads all columns."""
+    """Return the values of a row that a verifier reads, as text, keyed by column. Lists, objects and booleans
+    become JSON. Columns without a value are left out. For a verifier with a plug-in, all columns are
+    returned."""
     every = any(isinstance(leaf, specs.Plugin) for leaf in specs.leaves(verifier))
     names = row.keys() if every else columns(verifier)
     found = {name: row[name] for name in names if row.get(name) is not None}
@@ -91,7 +95,7 @@ def texts(verifier: specs.Verifier, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def problem(verifier: specs.Verifier, row: Row) -> str | None:
-    """Return the reason why no answer to a row can get the full score, or None."""
+    """Return the reason why no answer to a row can get the full score; None if an answer can."""
     lacking = [repr(name) for name in columns(verifier) if name not in row]
     if lacking:
         return f"no {', '.join(lacking)}; the row has {', '.join(map(repr, row)) or 'nothing'}"
@@ -109,8 +113,8 @@ def problem(verifier: specs.Verifier, row: Row) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """Return the content of the closed box that begins last; None if there is no closed box. Takes one
-    pass."""
+    """Return the content of the LaTeX box that begins last, of those that have a closing brace. Return None
+    if there is no such box. The time is linear in the length of the text."""
     opened: list[int | None] = []
     start, end = -1, -1
     for found in _BRACES.finditer(text):
@@ -147,7 +151,8 @@ def _close(text: str, reference: str, spec: specs.Numeric) -> bool:
 
 
 NOT_JSON = object()
-"""Stands for a text that is no JSON. None cannot, as it stands for JSON's null."""
+"""Result of parsing a text that is no JSON. None would be ambiguous, as it is the result of parsing
+`null`."""
 
 
 def _parsed(text: str) -> Any:
@@ -213,8 +218,9 @@ def _formatted(text: str, spec: specs.Format) -> bool:
 
 
 def _between(text: str, spec: specs.Extract) -> str | None:
-    """Return the text from the first opening marker, or the last one that has an end after it, to the next
-    end; None if either is missing."""
+    """Return the text between an opening marker and the next closing marker; None if one of the two is
+    missing. `spec.which` selects the opening marker: the first one, or the last one with a closing marker
+    after it."""
     if spec.which == "first":
         start = text.find(spec.begin)
     else:

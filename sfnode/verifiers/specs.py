@@ -1,8 +1,8 @@
-"""The kinds of verifiers, as data: a closed list, in which `kind` names each (docs/verifiers.md has their
-rules).
+"""The kinds of verifiers, as data. The list of kinds is closed, and the key `kind` of a verifier names one of
+them. docs/verifiers.md has the rules of each kind.
 
-The meaning of a kind never changes. A later version may add kinds; a version that does not know a kind
-refuses it.
+The meaning of a kind never changes. A later version of sfnode may add kinds. An earlier version refuses
+verifiers of a kind that it does not know.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ VERSION = 1
 """Version of the list of kinds."""
 
 MAX_MARKER = 64
-"""Maximum characters of a marker. A search for it takes up to this many comparisons for each character of the
-answer."""
+"""Maximum length of a marker, in characters. A search for a marker may take as many comparisons for each
+character of the answer."""
 
 MAX_DEPTH = 4
-"""Maximum depth of nested verifiers, the outermost included."""
+"""Maximum nesting depth of verifiers, including the outermost one."""
 
 MAX_COST = 10
-"""Maximum cost of a verifier, with those within it. A cost is an upper bound on the time to score an answer,
-in milliseconds."""
+"""Maximum cost of a verifier, including the costs of nested verifiers. A cost is an upper bound on the time
+to score an answer, in milliseconds."""
 
 MAX_KEYS = 4 * MAX_DEPTH
-"""Maximum number of keys that an error shows of the path to a wrong key."""
+"""Maximum number of keys that an error shows of the path that leads to a wrong key."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tolerance = Annotated[float, Field(ge=0, le=1e9)]
@@ -50,20 +50,20 @@ GivenMarker = Annotated[str, Field(min_length=1, max_length=MAX_MARKER)]
 # hang. RE2 comes with an optional extra: its wheels for a new release of Python appear months after the
 # release, and without a wheel an installation needs a compiler, RE2 and Abseil. Only this module imports it.
 MAX_PATTERN = 512
-"""Maximum characters of a pattern."""
+"""Maximum length of a regular expression, in characters."""
 
 MAX_PROGRAM = 128
-"""Maximum instructions of RE2's program for a pattern. Each byte of a text costs up to this many steps. The
-program has one copy of the repeated part for each repeat, and a Unicode class such as \\pL takes over a
-thousand instructions."""
+"""Maximum number of instructions in the program to which RE2 compiles a pattern. Matching takes up to this
+many steps for each byte of the text. The program has one copy of the repeated part for each repeat, and a
+Unicode class such as \\pL takes over a thousand instructions."""
 
 _MEMORY = 256 * 1024
-"""Memory for RE2's cache of states, in bytes. A hostile text fills the cache again and again, which takes
-longer the larger it is."""
+"""Size of RE2's cache of automaton states, in bytes. A hostile text makes RE2 fill the cache again and again,
+and filling a larger cache takes longer."""
 
 
 def library() -> Any:
-    """Return re2. Raises UserError EXTRA_MISSING."""
+    """Return the module `re2`. Raises UserError EXTRA_MISSING if it is not installed."""
     try:
         import re2
     except ImportError as error:
@@ -78,8 +78,8 @@ def library() -> Any:
 
 @lru_cache(maxsize=64)
 def compiled(pattern: str) -> Any:
-    """Compile a pattern. Raises ValueError if RE2 refuses it or its program is too long, and UserError
-    EXTRA_MISSING."""
+    """Return a compiled pattern. Raises ValueError if RE2 refuses the pattern or compiles it to more than
+    MAX_PROGRAM instructions. Raises UserError EXTRA_MISSING if RE2 is not installed."""
     re2 = library()
     options = re2.Options()
     options.max_mem, options.never_capture, options.log_errors = _MEMORY, True, False
@@ -99,20 +99,20 @@ def compiled(pattern: str) -> Any:
 
 
 def matches(pattern: str, text: str, *, whole: bool) -> bool:
-    """Return whether a text (with `whole`), or a part of it (without), matches a pattern. Raises as
-    `compiled` does."""
+    """Return whether a text matches a pattern. With `whole` the whole text must match, otherwise any part of
+    it may. Raises as `compiled`."""
     program, encoded = compiled(pattern), text.encode(errors="replace")
     return (program.fullmatch(encoded) if whole else program.search(encoded)) is not None
 
 
 class VerifierKind(Table):
-    """A kind of verifier."""
+    """Base class of the kinds of verifiers. `cost` is the kind's own cost (MAX_COST)."""
 
     cost: ClassVar[int] = 1
 
 
 class Exact(VerifierKind):
-    """The answer equals the row's value, character for character."""
+    """Verifier: the answer must equal the row's value, character for character."""
 
     kind: Literal["exact"] = "exact"
     column: Name
@@ -122,21 +122,22 @@ class Exact(VerifierKind):
 
 
 class Numeric(VerifierKind):
-    """The first, last or only number of the answer (`which`) equals the last number of the row's value,
-    within a tolerance."""
+    """Verifier: the first, last or only number of the answer (`which`) must equal the last number of the
+    row's value, within a tolerance."""
 
     kind: Literal["numeric"] = "numeric"
     column: Name
     which: Which = "last"
     absolute: Tolerance = 0.0
     relative: Tolerance = 0.0
-    """Tolerance as a share of the row's number. The larger of `absolute` and this tolerance counts."""
+    """Tolerance relative to the row's number. The larger of the two tolerances applies."""
 
 
 class Regex(VerifierKind):
-    """The answer (with `whole`), or a part of it (without), matches a regular expression of RE2's syntax.
+    """Verifier: the answer must match a regular expression in RE2's syntax. With `whole` the whole answer
+    must match, otherwise any part of it may.
 
-    Reading a pattern raises UserError EXTRA_MISSING if RE2 is not installed.
+    Creating this verifier raises UserError EXTRA_MISSING if RE2 is not installed.
     """
 
     cost: ClassVar[int] = 4
@@ -152,8 +153,8 @@ class Regex(VerifierKind):
 
 
 class Json(VerifierKind):
-    """The answer is JSON that satisfies a schema. With a `column` the score is its agreement with the row's
-    value (`schemas.agreement`); without, 1."""
+    """Verifier: the answer must be JSON that satisfies a schema. With a `column` the score of such an answer
+    is its agreement with the row's value (`schemas.agreement`). Without a `column` the score is 1."""
 
     cost: ClassVar[int] = 2
     kind: Literal["json"] = "json"
@@ -162,8 +163,8 @@ class Json(VerifierKind):
 
 
 class Countdown(VerifierKind):
-    """The answer is an arithmetic expression that uses the row's numbers and has the row's target as its
-    value."""
+    """Verifier: the answer must be an arithmetic expression of the row's numbers, with the row's target as
+    its value."""
 
     kind: Literal["countdown"] = "countdown"
     numbers: Name
@@ -171,23 +172,23 @@ class Countdown(VerifierKind):
     target: Name
     uses: Literal["exactly-once", "at-most-once"] = "exactly-once"
     well_formed: Share = 0.0
-    """Score of any other expression that can be read."""
+    """Score of an arithmetic expression with other numbers or another value."""
 
 
 class CodeVerifier(VerifierKind):
-    """The answer is a Python program that defines the `functions` and imports only the packages in `imports`.
-    It is never run."""
+    """Verifier: the answer must be a Python program that defines the `functions` and imports only packages in
+    `imports`. The program is never run."""
 
     cost: ClassVar[int] = 3
     kind: Literal["code"] = "code"
     functions: Annotated[dict[Name, Names], Field(max_length=MAX_LISTED)] = Field(default_factory=dict)
-    """Names of the parameters, in order, keyed by the name of the function."""
+    """Names of each function's parameters, in order, keyed by the function's name."""
     imports: Names = ()
     """Top-level packages that the program may import."""
 
 
 class Length(VerifierKind):
-    """The answer's number of characters lies between the two bounds, both included."""
+    """Verifier: the answer's number of characters must be at least `least` and at most `most`."""
 
     kind: Literal["length"] = "length"
     least: int = Field(default=0, ge=0, le=MAX_ANSWER)
@@ -201,8 +202,8 @@ class Length(VerifierKind):
 
 
 class Format(VerifierKind):
-    """The answer `begins` with, `contains` and `ends` with these markers, in this order and without
-    overlap."""
+    """Verifier: the answer must begin with the marker `begins`, then contain the markers in `contains`, and
+    end with the marker `ends`. The markers must have this order and must not overlap."""
 
     kind: Literal["format"] = "format"
     begins: Marker = ""
@@ -217,14 +218,14 @@ class Format(VerifierKind):
 
 
 class Boxed(VerifierKind):
-    r"""The content of the last balanced \boxed{} of the answer is scored by another verifier."""
+    r"""Verifier: the content of the last balanced \boxed{} of the answer is scored by another verifier."""
 
     kind: Literal["boxed"] = "boxed"
     then: Verifier
 
 
 class Extract(VerifierKind):
-    """The part between two markers of the answer is scored by another verifier."""
+    """Verifier: the part of the answer between two markers is scored by the verifier `then`."""
 
     kind: Literal["extract"] = "extract"
     begin: GivenMarker
@@ -235,14 +236,14 @@ class Extract(VerifierKind):
 
 
 class Term(Table):
-    """A weighted verifier of a sum."""
+    """One of the verifiers in a sum, with its weight."""
 
     weight: float = Field(gt=0, le=1)
     verifier: Verifier
 
 
 class SumVerifier(VerifierKind):
-    """The weighted mean of other verifiers' scores."""
+    """Verifier: the score is the weighted mean of other verifiers' scores."""
 
     cost: ClassVar[int] = 0
     kind: Literal["sum"] = "sum"
@@ -257,9 +258,10 @@ class SumVerifier(VerifierKind):
 
 
 class Plugin(VerifierKind):
-    """A function of a Python file outside the manifest scores the answer, if permitted (`plugins`).
+    """Verifier: a function in a Python file of this machine scores the answer, if the machine's owner permits
+    it (`plugins`).
 
-    Its running time is unknown. This module does not run it.
+    The running time of the function is not bounded. This module does not run the function.
     """
 
     cost: ClassVar[int] = 0
@@ -296,10 +298,10 @@ _READER: TypeAdapter[Any] = TypeAdapter(Verifier)
 
 
 def read(data: Any) -> Verifier:
-    """Read a verifier from plain data.
+    """Return the verifier that plain data, such as parsed TOML, describe.
 
-    Raises ValueError with the name of the wrong key. Raises UserError EXTRA_MISSING for a regex if RE2 is not
-    installed.
+    Raises ValueError, with the path of the wrong key, if the data are no valid verifier. Raises UserError
+    EXTRA_MISSING for a regex if RE2 is not installed.
     """
     try:
         found: Verifier = _READER.validate_python(data)
@@ -312,8 +314,8 @@ def read(data: Any) -> Verifier:
 
 
 def _key(place: Sequence[int | str]) -> str:
-    """Return the path of a wrong key in the data. pydantic adds the kind of every verifier to the path; it is
-    removed. Of a longer path only the first MAX_KEYS keys are returned."""
+    """Return the path of a wrong key in the data, as text. pydantic adds the kind of every verifier to the
+    path `place`; these kinds are removed. Of a long path only the first MAX_KEYS keys are returned."""
     keys: list[str] = []
     at_verifier = True
     for part in place:
@@ -324,7 +326,7 @@ def _key(place: Sequence[int | str]) -> str:
 
 
 def within(verifier: Verifier) -> tuple[Verifier, ...]:
-    """Return the verifiers directly within another one."""
+    """Return the verifiers one level below a verifier."""
     match verifier:
         case Boxed() | Extract():
             return (verifier.then,)
@@ -334,7 +336,7 @@ def within(verifier: Verifier) -> tuple[Verifier, ...]:
 
 
 def leaves(verifier: Verifier) -> Iterator[Verifier]:
-    """Yield the innermost verifiers, which contain no other one, in order."""
+    """Yield the verifiers within a verifier that contain no other verifier, in order."""
     others = within(verifier)
     if not others:
         yield verifier
@@ -343,7 +345,7 @@ def leaves(verifier: Verifier) -> Iterator[Verifier]:
 
 
 def _require_bounds(verifier: Verifier) -> None:
-    """Raise ValueError if nested verifiers could take too long."""
+    """Raise ValueError if a verifier is nested too deeply, or its cost is too high."""
     if _depth(verifier) > MAX_DEPTH:
         raise ValueError(f"verifiers are nested more than {MAX_DEPTH} deep")
     cost = _cost(verifier)

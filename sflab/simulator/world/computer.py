@@ -83,7 +83,7 @@ HOP_LIMIT = 16
 wrong."""
 
 STUCK = 5
-"""Seconds after which the owner restarts a node that cannot get missing updates."""
+"""Seconds after which the owner restarts a node that cannot get updates that it lacks."""
 
 OWN_ACCORD = (Reason.GAVE_WAY, Reason.MUTE)
 """Reasons for closing a link that the node could have kept."""
@@ -140,36 +140,37 @@ class Computer:
         self.world = world
         self.name = name
         self.display_name = name
-        """Name that its owner chose and others see."""
+        """Name that the owner of the node chose, and that others see."""
         self.hardware = hardware
         self.layout = Layout(world.folder / name)
         self.random = Random(f"{world.seed}/{name}")
         self.salt = self.random.getrandbits(32)
-        """Salt of its engine's scalars."""
+        """Salt of the scalars of the node's engine."""
         self.organises = False
-        """Whether it has the organiser's key, and signs with it."""
+        """Whether the computer has the organiser's key, and its node signs with that key."""
         self.begins_with_checkpoint = False
-        """Whether its next start waits for a checkpoint and begins with that."""
+        """Whether the node's next start waits for a checkpoint and begins with the checkpoint's state."""
         self.prunes = False
-        """Whether it deletes everything before the newest checkpoint that it compared."""
+        """Whether the node prunes its log: it deletes updates before a checkpoint that agrees with its own
+        state."""
         self.island = 0
         self.up = False
         """Whether the node has joined its run and still runs."""
         self.up_since = 0.0
         self.allowance = 0
-        """Maximum number of updates that it may make between this start and the next."""
+        """Maximum number of updates that the node may make between this start and the next."""
         self.bytes_in = self.bytes_out = 0
         self.faults: list[str] = []
-        """Broken rules for which it dropped links."""
+        """Rules of the protocol for whose violation the node has dropped links."""
         self.address = ""
-        """Public address in its own range, without the peer id."""
+        """Public address of the computer, in a range of its own, without the peer id."""
         self.contacts: list[str] = []
-        """Addresses that its user gave it."""
+        """Addresses of peers that the user gave to the node."""
         self.transport: MemoryTransport | None = None
         self.engine: IntegerEngine | None = None
         self.log: UpdateLog | None = None
         self._descriptor: int | None = None
-        """Descriptor of the lock of its folder."""
+        """File descriptor of the lock on the node's data folder."""
         self.node: Node | None = None
         """Node that runs; None before the first start and while the computer is off."""
         self._context = copy_context()
@@ -200,7 +201,7 @@ class Computer:
 
     @property
     def said(self) -> int:
-        """Number of updates of its own feed on disk."""
+        """Number of updates of the node's own feed on disk."""
         return self.log.stop(self.machine.own) if self.up and self.log and self.machine.own else 0
 
     def counted(self, feed: Feed) -> int:
@@ -212,7 +213,7 @@ class Computer:
         return min([stop, *(cut.at for cut in self.log.cuts() if cut.feed == feed)])
 
     def forgets(self) -> None:
-        """Allow forks of its key from now on: its disk is outdated, or exists twice."""
+        """Allow forks of the node's key from now on, because its disk is outdated or exists twice."""
         self.world.oracle.may_fork.add(self.origin)
 
     @property
@@ -232,7 +233,7 @@ class Computer:
 
     @property
     def synced(self) -> bool:
-        """Whether the machine's last round is on disk."""
+        """Whether everything that the machine has decided so far is on disk."""
         return not self.running.driver.between_rounds.locked()
 
     @property
@@ -254,7 +255,7 @@ class Computer:
         return self.layout.path / "keys"
 
     def give_key(self, key: Ed25519PrivateKey) -> None:
-        """Give it the organiser's key, with which it signs after its next start."""
+        """Give the computer the organiser's key. The node signs with it after its next start."""
         write_key(Identity._of(key), organiser_key(self.world.run.run_id, self.keys))
         self.organises = True
 
@@ -274,7 +275,7 @@ class Computer:
 
     @property
     def leads(self) -> bool:
-        """Whether it organises a run with stand-ins, and more than half of them answer."""
+        """Whether the node organises a run with stand-ins, and more than half of the stand-ins answer."""
         return self.up and self.organised.control.elections.leads(self.clock())
 
     def freeze(self, seconds: float, shown: float) -> None:
@@ -406,7 +407,8 @@ class Computer:
         driver._carry_out, driver._wait = watched, slow_wait  # type: ignore[method-assign]
 
     def _see_to_history(self, program: virtual_time.Program, stuck: int = 0) -> None:
-        """Restart from a checkpoint if no neighbour keeps the missing updates, as the owner is told to."""
+        """Restart from a checkpoint if no neighbour keeps the updates that this node lacks, as its owner is
+        told to do."""
         if not program.alive:
             return
         stuck = stuck + 1 if self.up and self.organised.out_of_reach else 0
@@ -510,8 +512,8 @@ class Computer:
     def _check_own_choice(self, peering: Peering, actions: list[Action]) -> None:
         """Raise Violation if the node itself closes too many outbound links.
 
-        At least MIN_OUTBOUND must remain. If the closed links were mute, links that are being opened count,
-        too.
+        At least MIN_OUTBOUND must remain. If the peers of the closed links had shown no updates, links that
+        are being opened count, too.
         """
         closed = {a.link for a in actions if isinstance(a, PeerClose) and a.reason in OWN_ACCORD}
         counts = [count for count in peering._observed().links if count.link in closed] if closed else []

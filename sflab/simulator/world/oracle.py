@@ -46,7 +46,7 @@ class Story:
 
     @property
     def common(self) -> int:
-        """First step at which two histories differ, or the end."""
+        """First step at which two histories of the feed differ, or the end of the feed."""
         return next((step for step, heads in enumerate(self.heads) if len(heads) > 1), self.stop + 1) - 1
 
     @property
@@ -94,15 +94,16 @@ class Oracle:
         return story is not None and step <= story.stop and chain in story.heads[step]
 
     def admitted(self, feed: Feed, segment: Segment, before: bytes, now: float, who: str) -> None:
-        """Record admitted updates that no origin was seen to make. Raises Violation unless their origin is
-        hostile."""
+        """Record updates that a node admitted although their origin was not seen to make them. Raises
+        Violation unless the origin is hostile."""
         if feed.origin in self.honest:
             said = f"steps {segment.first} to {segment.stop} of a feed were never made by their honest origin"
             raise Violation("content", said, (who,))
         self.made(feed, before, segment, now, who)
 
     def digest(self, ends: dict[Feed, int]) -> bytes:
-        """Return the state digest of the union. No feed may branch."""
+        """Return the state digest of all feeds in `ends`, each with its updates before the given step. No
+        feed may branch."""
         frontier = Frontier(self.run)
         for feed, end in ends.items():
             story = self.stories[feed]

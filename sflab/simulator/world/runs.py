@@ -43,7 +43,8 @@ def origin_of(key: Ed25519PrivateKey) -> bytes:
 
 
 def remembering() -> Verify:
-    """Return `verifies` with its own cache, which drops the oldest answer first."""
+    """Return a function that checks signatures as `verifies` does, with a cache of results. The oldest result
+    is dropped first."""
     known: dict[tuple[bytes, Feed, int, bytes, bytes], bool] = {}
 
     def verify(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
@@ -113,14 +114,14 @@ FACTORS = (0, 2048, 4096, 6963)
 
 
 def blob(manifest: Manifest) -> bytes:
-    """Return the bases of a first-order run. The engine of integers does not use them."""
+    """Return the bytes of a first-order run's published bases. The engine of integers does not use them."""
     _, rows, columns = manifest.core_shape
     targets = manifest.model.parsed_targets()
     return bytes(1 for t in targets for _ in range(t.out_features * rows + t.in_features * columns))
 
 
 def first_order(manifest: Manifest, targets: int) -> Manifest:
-    """Return the run with first-order updates, which have 16 cells for each of `targets` matrices."""
+    """Return the manifest with first-order updates, which have 16 cells for each of `targets` matrices."""
     numbers = {"estimator": "first-order", "basis": "published", "scalar_bits": 8, "scalar_limit": 127}
     limit = {"norm_limit": round(16 * math.sqrt(16 * targets))}
     model = manifest.model.model_copy(
@@ -150,7 +151,7 @@ def manifest(seed: int) -> Manifest:
 
 
 def with_stand_ins(manifest: Manifest) -> Manifest:
-    """Return the run in the version of the protocol that has stand-ins."""
+    """Return the manifest in the protocol version that has stand-ins."""
     return manifest.model_copy(update={"protocol": FIRST_ORDER_VERSION})
 
 
@@ -197,7 +198,7 @@ def line(names: Sequence[str], random: Random) -> Pairs:
 
 
 def star(names: Sequence[str], random: Random) -> Pairs:
-    """Star, or a star of stars if a node cannot have that many links."""
+    """Star around the first node or, with more than LEAVES other nodes, a star of stars."""
     return [(names[number // LEAVES], name) for number, name in enumerate(names[1:])]
 
 
@@ -209,7 +210,8 @@ def grid(names: Sequence[str], random: Random) -> Pairs:
 
 
 def regular(names: Sequence[str], random: Random) -> Pairs:
-    """Random connected graph, of degree 6 or, where rings share a pair, a little less."""
+    """Random connected graph: the union of CYCLES rings. Nodes have degree 6, or less where rings share a
+    link."""
     pairs: dict[tuple[str, str], None] = {}
     for _ in range(CYCLES):
         order = list(names)

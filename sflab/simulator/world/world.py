@@ -92,10 +92,11 @@ class World:
         self.elects = elects
         """Whether the run has stand-ins. Then no decision that a node has shown is ever taken back."""
         self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
-        """Chain head after each decision, and the nodes that had it on disk; keyed by term and position."""
+        """Chain head after each decision, and the nodes that had that decision on disk; keyed by term and
+        position."""
         self.shown: dict[int, tuple[bytes, str]] = {}
-        """Chain head after each decision on an honest node's disk, and the first node with it; keyed by
-        position. Empty in a run without stand-ins."""
+        """Chain head after each decision on an honest node's disk, and the first node that had the decision;
+        keyed by position. Empty in a run without stand-ins."""
         self.leaderless_since: float | None = None
         """Time at which the organising node died; None while a node organises."""
         self.undone: set[bytes] = set()
@@ -223,8 +224,8 @@ class World:
     def want(self, one: Computer, other: Computer, *, both: bool = True) -> None:
         """Give `one` the other's address, as its user would.
 
-        In a world that is not `managed`, the two then reach each other. There, with `both`, `other` dials,
-        too.
+        In a world that is not `managed`, the two can then reach each other. With `both`, `other` also dials
+        `one` there.
         """
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))

@@ -38,13 +38,14 @@ LOOK_INTERVAL = 1.0
 
 
 class PublishedBases:
-    """The published bases of one run, in this node and at peers. `run` looks after them until cancelled."""
+    """The published bases of one run in this node. `run` finds, downloads and removes them until
+    cancelled."""
 
     def __init__(
         self, context: RunContext, sharing: Sharing, disk: DiskWait, come: Callable[[], None]
     ) -> None:
-        """Bases in the folder of the manifest file are used, too. `come()` is called when new bases are
-        here."""
+        """Bases in the folder of the manifest file are used, too. `come()` is called when this node has got
+        bases that were missing."""
         manifest, settings = context.manifest, context.settings
         self._targets, self._columns = manifest.model.parsed_targets(), manifest.basis_columns
         self._machine = context.machine
@@ -63,7 +64,7 @@ class PublishedBases:
         self._removed = 0
         """Number of replaced bases that were removed."""
         self._in_engine: tuple[Bases, ...] = ()
-        """Bases that were last handed to the engine; empty if they must be handed over again."""
+        """Bases that were last passed to the engine; empty if all bases must be passed to it again."""
         self._here: set[bytes] = set()
         """Digests of the checked files."""
         self._refused: set[tuple[Path, int]] = set()
@@ -87,11 +88,12 @@ class PublishedBases:
         return [] if self._is_relay else [one for one in self._lacked if one.subspace <= subspace]
 
     def problem(self) -> UserError | None:
-        """Return the download error of bases that are needed now; None if there was no error."""
+        """Return the error with which the last download of currently needed bases failed; None if there was
+        no error."""
         return next(filter(None, (self._failed.get(one.digest) for one in self.lacking())), None)
 
     def tell(self, engine: EngineThread) -> None:
-        """Tell the engine of new bases."""
+        """Tell the engine which bases are published, if they or their files have changed."""
         self._follow()
         if self._published is not self._in_engine:
             self._in_engine = published = self._published
@@ -116,7 +118,8 @@ class PublishedBases:
             self._folder.mkdir(exist_ok=True)
 
     def _follow(self) -> None:
-        """Find out which bases are wanted. Returns at once without a new decision or subspace."""
+        """Find out which bases are wanted. Does nothing if there is neither a new decision nor a new
+        subspace."""
         run, run_state = self._machine.run, self._machine.frontier.run_state
         subspace = run.subspace_of(self._machine.epoch)
         as_of = run_state, run_state.decisions if run_state else 0, subspace
@@ -211,8 +214,8 @@ class PublishedBases:
         return None
 
     def _right(self, file: Path, digest: str) -> Listed | None:
-        """Return a file if its content is right, else None. A right file is copied into the data folder if it
-        is elsewhere, a wrong one removed from it. Raises OSError."""
+        """Return a file if its content is right, else None. A right file is copied into the data folder
+        unless it is there already. A wrong file in the data folder is removed. Raises OSError."""
         kept = files.path_in(self._folder, digest)
         if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
             return None
@@ -246,7 +249,8 @@ class PublishedBases:
             self._note(one, error)
 
     def _checked(self, encoded: bytes) -> Listing:
-        """Return the listing of bases for this run. Raises UserError BASES_UNUSABLE (SPEC B8)."""
+        """Decode a listing, and return it if it lists bases for this run. Raises UserError BASES_UNUSABLE
+        (SPEC B8)."""
         try:
             listing = decode(encoded)
         except RemoteProtocolError as error:

@@ -92,7 +92,7 @@ class EngineThread:
         self._before: list[Callable[[], None]] | None = []
         """Requests from before `start`; None afterwards."""
         self._last: asyncio.Future[None] | None = None
-        """The last request. When it is done, all requests are done."""
+        """Future of the last request. When it is done, all requests are done."""
         self._engine: Engine | None = None
         """The engine; None until it is loaded. Used by the thread alone."""
         self.busy = 0.0
@@ -102,11 +102,11 @@ class EngineThread:
         self._lock = threading.Lock()
         """Guards the next three attributes. Never held for long."""
         self._wanted: dict[Feed, Counted] | None = None
-        """Updates of the queued `advance` request, which later calls may still change; None if no such
-        request is queued, or a question was queued after it."""
+        """Updates that the queued request of `advance` asks for. Later calls of `advance` may still change
+        them. None if no such request is queued, or a question was queued after it."""
         self._reads = False
-        """Whether the thread may be reading the log: the engine is loaded, or the queued request cannot be
-        changed any more."""
+        """Whether the thread may be reading the log. It may when the engine is loaded, or when the queued
+        request of `advance` cannot be changed any more."""
         self._waiting: deque[Order] = deque()
         """Orders on which the thread has not begun."""
         self._applied: dict[Feed, Counted] = {}
@@ -136,10 +136,11 @@ class EngineThread:
             self._wanted.update(counted)
 
     async def retreat(self, counted: Mapping[Feed, Counted]) -> None:
-        """Like `advance`, but return only when the engine reads no more updates from the log that do not
+        """Like `advance`, but return only when the engine no longer reads updates from the log that do not
         count.
 
-        While the engine loads, return at once: the queued request can still change.
+        While the engine is being loaded, return at once. It reads nothing yet, and the queued request of an
+        earlier `advance` can still be changed.
         """
         self.advance(counted)
         with self._lock:
@@ -166,8 +167,8 @@ class EngineThread:
     def call(
         self, function: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
     ) -> asyncio.Future[T]:
-        """Run `function(engine)` after the earlier requests, between two steps. The future gets its result or
-        error.
+        """Run `function(engine)` after the earlier requests, between two steps. The returned future gets the
+        function's result or error.
 
         With `of`, the cores hold exactly the updates `of` during the call, and afterwards the same bits as
         before. The log has the updates `of`. The future is cancelled if the thread ends without an answer.
@@ -211,7 +212,7 @@ class EngineThread:
 
     async def stop(self, grace: float) -> bool:
         """End the thread, and wait at most `grace` seconds for its end. Return False if a long forward pass
-        still runs then."""
+        is still running after that time."""
         self._stopping.set()
         self._executor.shutdown(wait=False)
         if self._last:

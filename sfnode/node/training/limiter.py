@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from sfnode.resources.sensors import Sensors
 
 LOOK_INTERVAL = 1.0
-"""Seconds between two readings of the sensors. Somebody who starts a game waits two seconds for the device's
-memory: for the next reading and the step under way. A reading takes a millisecond, or some tens of
-milliseconds where it lists programs."""
+"""Seconds between two readings of the sensors. When somebody starts a game, the device's memory is free after
+about two seconds: after the next reading and the step under way. A reading takes a millisecond, or some tens
+of milliseconds if it lists the running programs."""
 
 RETURN_INTERVAL = 10.0
-"""Seconds between two attempts to move the model back to a device without room for it. An attempt that fails
-may move a part of the model there and back."""
+"""Seconds between two attempts to move the model back to a device that has had no room for it. A failed
+attempt may move a part of the model to the device and back."""
 
 ASKED = "asked for"
 """Text of the reason for a pause that the owner asked for."""
@@ -52,7 +52,7 @@ ASKED_BY_OWNER = "asked"
 ROOM."""
 
 DISK = "disk"
-"""Name of the reason for a pause while the disk is full, so that no update could be kept."""
+"""Name of the reason for a pause while the disk is full, because no update could be stored."""
 
 ROOM = "room"
 """Name of the reason for a pause while a device has no room: other programs took the memory of the offloaded
@@ -105,7 +105,7 @@ class ResourceLimiter:
         self._paused_until = -math.inf
         self._pause_count = 0
         self._beside_links = 0
-        """Bytes that the network daemon moved for other traffic than links."""
+        """Bytes of the network daemon's traffic that did not belong to links."""
         self._links_closed = False
         self._offloaded = False
         """Whether the engine was told to offload the model and has not restored it."""
@@ -164,8 +164,8 @@ class ResourceLimiter:
     async def limit(self, changes: Mapping[str, Any]) -> None:
         """Replace some limits; if one is refused, none is replaced. The new limits apply when this returns.
 
-        Their sensors are tried first, on a thread, as that may load a driver. Raises pydantic's
-        ValidationError, and UserError LIMIT_UNAVAILABLE.
+        First the sensors for the new limits are tried, on a thread, because this may load a driver. Raises
+        pydantic's ValidationError, and UserError LIMIT_UNAVAILABLE.
         """
         async with self._sensing:
             limits = self.limits.changed(changes)
@@ -224,7 +224,8 @@ class ResourceLimiter:
             self._bandwidth.on_exhausted = lambda: None
 
     async def keep_traffic(self) -> None:
-        """Write the number of bytes carried today regularly, and at the end. Raises DATA_DIR_UNUSABLE."""
+        """Write the number of bytes that were carried today to the log, regularly and at the end. Raises
+        DATA_DIR_UNUSABLE."""
         try:
             while True:
                 await asyncio.sleep(FLUSH_INTERVAL)
@@ -309,13 +310,15 @@ class ResourceLimiter:
             self._timer = asyncio.get_running_loop().call_later(wait, self._settle)
 
     def _may_compute(self, now: float) -> bool:
-        """Return whether there is no reason to pause, or only ROOM and the next attempt is due."""
+        """Return whether there is no reason to pause, or the only reason is ROOM and the next attempt to
+        restore the model is due."""
         lacks_room = [reason.limit for reason in self.reasons] == [ROOM]
         return not self.paused or (lacks_room and now >= self._return_at)
 
     def _find_reasons(self) -> list[PauseReason]:
-        """Return the reasons to pause. ROOM is returned only if there is no other reason: while there is
-        another one, no attempt shows whether there is room."""
+        """Return the reasons to pause. ROOM is returned only if there is no other reason. While there is
+        another reason, no attempt to restore the model is made that would show whether the device has
+        room."""
         reasons = self._present_reasons()
         return reasons or ([PauseReason(ROOM, self._no_room)] if self._no_room else [])
 
@@ -340,9 +343,10 @@ class ResourceLimiter:
             self._close_links(closed)
 
     def _carried(self) -> int:
-        """Return the bytes since the start, of links and of other traffic of the network daemon.
+        """Return the bytes carried since the start, by links and by other traffic of the network daemon.
 
-        The daemon moves each byte of a link twice: between this process and itself, and over the network.
+        The daemon's counters contain each byte of a link twice: exchanged with this process, and over the
+        network.
         """
         links = self._bandwidth.total
         if self._readings is not None:

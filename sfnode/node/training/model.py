@@ -1,5 +1,5 @@
-"""Loads the model of a running node, keeps it at the updates that count, trains it, and asks the engine about
-a known state.
+"""Loads the model of a running node, keeps it at the updates that count, trains it, and asks the engine
+questions about the model in a known state.
 
 Only this module knows both the engine's thread and the scheduler of steps. A relay has neither: there, all
 calls have no effect, and every question is refused.
@@ -45,7 +45,7 @@ ENGINE_GRACE = 0.5
 abandoned."""
 
 LoadEngine = Callable[[Settings, Manifest], "Engine"]
-"""Loads the model and the data; called on the engine's thread."""
+"""Function that loads the model and the data. It is called on the engine's thread."""
 
 T = TypeVar("T")
 
@@ -86,13 +86,14 @@ class LocalModel:
         caught_up: Callable[[], bool],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`load` loads the engine, on its thread. `caught_up` returns whether the node has the run's model.
-        `fail` is called with the error that ends the engine."""
+        """`load` loads the engine, on its thread. `caught_up` returns whether the node has caught up with the
+        run's updates. `fail` is called with the error that ends the engine."""
         self.doubts: list[Callable[[], UserError | None]] = []
         """Functions that return a problem because of which this node cannot tell which updates count, or
         None."""
         self.limits: list[Callable[[], float]] = []
-        """Functions that return how many further updates this node may make; the smallest number holds."""
+        """Functions that return how many further updates this node may make. The smallest of these numbers
+        applies."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
@@ -223,7 +224,7 @@ class LocalModel:
 
     @property
     def asked(self) -> PendingQuestion | None:
-        """The long question on which the engine works; None if there is none."""
+        """The question on which the engine is working, if the question has a description; else None."""
         return next((one for one in self._asked if one.what and one.since < math.inf), None)
 
     async def ask(
@@ -303,8 +304,8 @@ class LocalModel:
         """Return the state of the model that `sfnode export` would write, with its core digest, and the
         engine's answer about that model.
 
-        It is the model of the last seal whose updates are all stored; before the first seal, the base model;
-        in an open run, the present model. Raises as `ask`.
+        This model is the one of the last seal whose updates are all stored. Before the first seal it is the
+        base model, and in an open run the present model. Raises as `ask`.
         """
         organised, held = self._machine.organised, self._machine.frontier.next
         if organised is None:

@@ -3,9 +3,10 @@
 The protocol machine decides whether to compute, and at which step and epoch. The engine thread evaluates. The
 scheduler stands between the two. It knows neither links nor files.
 
-There are five positions in our feed: the start of this process, and the ends of the admitted (the machine's
-frontier), posted, computed and ordered steps. Each limit is a distance between two of them. Computed steps
-are posted together, and signed together: `sfprotocol.own_feed` says how long they wait.
+The scheduler uses five positions in our feed: the position at which this process began, and the ends of the
+admitted (the machine's frontier), posted, computed and ordered steps. Each limit is a distance between two of
+these positions. Computed steps are posted together, and signed together: `sfprotocol.own_feed` says how long
+they wait.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ would wait for the slowest device or the longest mini-batch. With more, a pause 
 of a step."""
 
 LONG_STEP = 2.0
-"""Duration of a step, in seconds, from which on the next step is ordered only when this one is done. The
-engine is then idle for a turn of the event loop after each step. In return a question, such as an organiser's
-about the rate, waits for one step and not for two."""
+"""Minimum duration, in seconds, of a long step. After a long step, the next step is ordered only when none is
+in progress. The engine is then idle for a turn of the event loop after each step. In return a question to the
+engine, such as an organiser's about the rate, waits for one step and not for two."""
 
 LOSS_MEMORY = 0.95
 """Weight of the previous value in the moving average of the loss."""
 
 FAILURES = 10
-"""Number of consecutive measurements without a finite number after which the node ends. A single failure may
-come from a mini-batch that overflows half precision. This many come from the model or the machine, and
-further updates would waste the run's budget."""
+"""Number of consecutive measurements without a finite result after which the node ends. A single such
+measurement may come from a mini-batch that overflows half precision. This many come from a fault of the model
+or the machine, and further updates would waste the run's budget."""
 
 
 def batches_of(devices: int) -> int:
@@ -72,16 +73,17 @@ class StepScheduler:
         left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """A step has `queries` mini-batches, with `together` updates each. At most `steps` updates are made
-        (0: no limit), and never more further ones than `left` returns."""
+        (0: no limit). `left` returns how many more updates may be made at present."""
         self.ready = False
         """Whether the engine is loaded and the node has caught up."""
         self.loss: float | None = None
         self.held = False
-        """Whether no steps are ordered for now."""
+        """Whether the ordering of steps is suspended."""
         self.hindered: Callable[[], bool] = lambda: False
-        """Returns whether something is missing that the next step needs."""
+        """Function that returns whether something that the next step needs is missing."""
         self.paused = False
-        """Whether there is a pause that is longer than a rest. Finished updates are posted at once then."""
+        """Whether there is a pause that is longer than a rest between steps. During such a pause finished
+        updates are posted at once."""
         self.ahead = ORDERS_AHEAD
         """Number of steps ordered at a time."""
         self._machine = machine
@@ -107,7 +109,7 @@ class StepScheduler:
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
         """Numbers of measurements without a finite result: in this process (`_failed`), and since the last
-        finite result (`_failed_in_a_row`)."""
+        step with a finite result (`_failed_in_a_row`)."""
         self.begun = 0.0
         """Time at which the step under way was ordered, or at which the previous step ended, if that was
         later."""
@@ -143,7 +145,7 @@ class StepScheduler:
         return self._rate.update(self._clock(), self._finished)
 
     def advance(self) -> None:
-        """Order steps up to the limit, and post the updates that have waited long enough."""
+        """Order as many steps as are allowed, and post the finished updates that have waited long enough."""
         coalescing = self._follow_feed()
         if coalescing is None:
             return
@@ -165,9 +167,9 @@ class StepScheduler:
     def on_result(self, order: Order, result: StepResult) -> None:
         """Add a finished step.
 
-        The step is dropped if its feed or the run has ended meanwhile: updates of a long step could come
-        after others have left a complete run (SPEC U6). Raises UserError LOSS_NOT_FINITE after FAILURES in a
-        row.
+        The step is dropped if its feed or the run has ended meanwhile. Otherwise the updates of a long step
+        could be sent when other nodes have already left the complete run (SPEC U6). Raises UserError
+        LOSS_NOT_FINITE after FAILURES in a row.
         """
         self._at_work -= 1
         self._long, self.begun = self._clock() - self.begun >= LONG_STEP, self._clock()
@@ -185,7 +187,7 @@ class StepScheduler:
         self.advance()
 
     def forget(self, orders: Sequence[Order]) -> None:
-        """Forget `orders`, the last ones given, which were withdrawn."""
+        """Forget the withdrawn `orders`, which must be the last ones that were given."""
         self._at_work -= len(orders)
         feed = self._coalescing.feed if self._coalescing else None
         if first := [order.first for order in orders if order.feed == feed]:
@@ -245,7 +247,7 @@ class StepScheduler:
             self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * loss
 
     def _follow_feed(self) -> Coalescing | None:
-        """Begin at the machine's position if it has a new own feed, at the start or after a change of the
+        """Begin at the machine's position in its own feed, if that feed is new: at the start, or with a new
         incarnation."""
         own, frontier = self._machine.own, self._machine.frontier
         if own is not None and (self._coalescing is None or own != self._coalescing.feed):

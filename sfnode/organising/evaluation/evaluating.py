@@ -67,9 +67,10 @@ class Evaluations:
     # -- before the seal ---------------------------------------------------------------------------
 
     def plan(self, run_state: RunState, now: float, *, last: bool, waiting: bool) -> None:
-        """Plan, once, what is measured of the oldest epoch without a seal. The plan waits until there is
-        time, unless the epoch is the `last` one or was closed to recount skipped work (`waiting`). An epoch
-        without updates is measured only in these two cases."""
+        """Plan, once, what is measured of the oldest epoch without a seal. If the organiser has no time,
+        nothing is measured, unless the epoch is the `last` one, was closed to recount skipped work
+        (`waiting`), or is doubted by the search. An epoch without updates is measured only in the first two
+        cases."""
         epoch, search = run_state.sealed, self._search
         if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
             return
@@ -112,7 +113,7 @@ class Evaluations:
 
     def sealing(self, epoch: int, skipped: Iterable[int], *, less: bool) -> None:
         """Record the feeds that the seal of an epoch skips. `less`: the other feeds count for nothing, or
-        with another factor than the evaluated one."""
+        with a factor other than the evaluated one."""
         asked = self._asked
         if asked.epoch == epoch:
             asked.altered = asked.altered or less or asked.skipped != set(skipped)

@@ -15,17 +15,17 @@ therefore expects only d = SHARE * m of a useful member. Two sums over epochs fo
               d sqrt(n) z - d^2 n / 2. It is kept at or below MOST_EVIDENCE, so that a member that turns
               hostile is found as soon as a hostile newcomer. One epoch of new work adds MOST_EVIDENCE at
               most, and takes away twice as much at most (LEAST_BY_EPOCH). Work is skipped while the sum is
-              below TRUSTED_FROM, its value at the start (a lower bound if epochs bring hardly any evidence:
-              SOON). Skipped work counts after all (is recounted) once the sum is above RECOUNTED_FROM.
-              Skipped work is part of the sum, so nobody can hide bad work behind good work. Waiting costs
-              little, and work that has counted stays. Just before a run ends, all waiting work of members
-              above RECOUNTED_AT_LAST counts, with a factor of its own.
-    agreement the member's likely drift as a share of the usual drift. It follows from the distance of its
-              scores to the median member's in the same epochs. The distance is shrunk by the part that chance
-              alone explains (empirical Bayes; DerSimonian and Laird 1986). Work is also skipped while the
-              agreement is below WORTHWHILE. The sum above asks whether the scores of one member alone
-              distinguish it from a useless member. That takes hundreds of updates where scores say little; a
-              member that teaches a wrong label differs from the others long before.
+              below TRUSTED_FROM, its value at the start (or below a lower value if epochs bring hardly any
+              evidence: SOON). Skipped work counts after all (is recounted) once the sum is above
+              RECOUNTED_FROM. Skipped work is part of the sum, so nobody can hide bad work behind good work.
+              Waiting costs little, and work that has counted stays. Just before a run ends, all waiting work
+              of members whose sum is above RECOUNTED_AT_LAST counts, with a factor of its own.
+    agreement the member's likely drift as a share of the usual drift. It follows from the distance between
+              the scores of the member and of the median member in the same epochs. The distance is shrunk by
+              the part that chance alone explains (empirical Bayes; DerSimonian and Laird 1986). Work is also
+              skipped while the agreement is below WORTHWHILE. The sum above asks whether the scores of one
+              member alone distinguish it from a useless member. That takes hundreds of updates where scores
+              say little; a member that teaches a wrong label differs from the others long before.
     against   the wealth of a bet against `does no harm` (a drift of 0 or more): the product of
               e^(-d sqrt(n) z - d^2 n / 2) over epochs, averaged over the epochs in which harm may have begun.
               By Ville's inequality the wealth of a harmless member exceeds 1 / FALSE_REVOCATIONS with a
@@ -33,16 +33,16 @@ therefore expects only d = SHARE * m of a useful member. Two sums over epochs fo
               the drift is below -d / 2. Members who are merely useless are therefore skipped, not revoked.
 
 A first-order run has few updates, but the cosine of one update with the slopes says as much as hundreds of
-scalars. A score covers SCORED_ROUNDS rounds. It is compared with the median member's score, and nothing is
-added up from score to score. The evidence is the log-likelihood ratio of `as good as others` against `of no
-use`, s z - s^2 / 2, with the usual score s (at least LEAST_SCORE) and a member's score z. Work is skipped
-while the evidence is below LIKELY. If the evidence has fallen below twice LIKELY, it must rise higher before
-work counts again: the further it fell the higher, up to TRUSTED_FROM. Otherwise a member that flips signs
-would count again merely because later scores say less. Nobody is revoked. Limits bound the harm of a round,
-and a skipped member does none.
+scalars. A score covers SCORED_ROUNDS rounds. The score is compared with the median member's score, and
+nothing is added up from score to score. The evidence is the log-likelihood ratio of `as good as others`
+against `of no use`: s z - s^2 / 2, where s is the usual score (at least LEAST_SCORE) and z the member's
+score. Work is skipped while the evidence is below LIKELY. If the evidence has fallen below twice LIKELY, it
+must rise higher before work counts again: the further it fell the higher, up to TRUSTED_FROM. Otherwise a
+member that flips signs would count again merely because later scores say less. Nobody is revoked. Limits
+bound the harm of a round, and a skipped member does none.
 
 Scores do not depend on the size of scalars. The seal of an epoch therefore skips work that weighs far more
-than the updates of others (OUTLIER), and it is never recounted. All work of a member that often makes such
+than the updates of others (OUTLIER). Such work is never recounted. All work of a member that often makes such
 work is skipped (OFTEN). EXTREME work sets its member's evidence back, so that good work must make up for it.
 Large scalars that are no outliers are found by their size (`feeds`).
 """
@@ -65,24 +65,25 @@ from sfprotocol.run_state import RunState
 from sfprotocol.weighing import WORTH_ONE
 
 SCORE_ONE = 1000
-"""Number of units of a published score in one standard deviation."""
+"""Published score that stands for one standard deviation."""
 
 HOSTILE = 0.3
 """Assumed maximum share of hostile members. As it is below a half, the median member is an honest one."""
 
 TRUSTED_FROM = 0.0
 """Minimum evidence, a log-likelihood ratio, at which work counts at once. A member without measurements has
-exactly this evidence. With a minimum of log 3/7, at which a member is as likely useful as useless if a share
-of HOSTILE is hostile, twice as much useless work counted (docs/research-log.md)."""
+exactly this evidence. With a minimum of log 3/7, twice as much useless work counted (docs/research-log.md).
+At that minimum a member is as likely useful as useless if a share of HOSTILE is useless."""
 
 DOUBTED = -2.0
-"""Score below which a member's work is skipped, until it is measured again, if the run trains a linear head.
+"""Score below which a member's work is skipped until its next measurement, in a run that trains a linear
+head.
 
 Scores of different epochs are not independent in such a run. Thousands of updates come from a member's few
 hundred rows, and all epochs are scored on the same validation rows. A chance disagreement between these rows
 continues from epoch to epoch, and its sum would pass for evidence. With sums, one honest member of four was
-skipped throughout a run on SST-2. Therefore nothing is added up, and nobody is revoked. The score of a part
-is its worth in standard errors over the rows (SPEC O16).
+skipped throughout a run on SST-2. Therefore nothing is added up, and nobody is revoked. The score of a feed
+in an epoch is here its worth in standard errors over the rows (SPEC O16).
 """
 
 SCORED_ROUNDS = 16
@@ -93,7 +94,7 @@ honest nodes 5 % of their gain if a score covers 8 rounds, and 3 % if it covers 
 
 LEAST_SCORE = 0.7
 """Minimum score assumed for the usual member in a first-order run. The median score may be lower, if hostile
-members pull it down or little is left to learn. With this minimum, members who drift the other way are
+members pull it down or little is left to learn. With this minimum, members with evidently negative scores are
 recognised even then. With a minimum of 0, three members who flip signs cost 9 % of the gain; with 1.5, a
 fifth more honest work was skipped."""
 
@@ -128,21 +129,21 @@ MOST_EVIDENCE = 2.0
 honest members who have reached it and have the usual drift, one in 55 falls below TRUSTED_FROM later."""
 
 LEAST_BY_EPOCH = -2 * MOST_EVIDENCE
-"""Minimum (largest negative) evidence that one epoch of a feed brings for new work; the maximum is
-MOST_EVIDENCE. An epoch of flipped work thus loses up to twice the evidence that an epoch of good work gains.
-All updates of an epoch are measured at the same weights, in the middle of the same step. Where others have
-spoilt these weights, hundreds of updates are wrong at once, for a single reason. Without this minimum one
-such epoch took 30 from a member's evidence. Later epochs bring less, so its work waited until the end of the
-run."""
+"""Lower bound of the evidence that one epoch of a feed adds when it is decided whether new work counts
+(`Evidence.useful`); the upper bound is MOST_EVIDENCE. An epoch of flipped work thus loses up to twice the
+evidence that an epoch of good work gains. All updates of an epoch are measured at the same weights, in the
+middle of the same step. Where others have spoilt these weights, hundreds of updates are wrong at once, for a
+single reason. Without this bound one such epoch lowered a member's evidence by 30. Later epochs could not
+make up for that, so the member's work waited until the end of the run."""
 
 SHARE = 2 / 3
 """Share of the usual drift that the test expects of a useful member. On average evidence then favours every
 member with more than a third of the usual drift. If the test expected the full drift, every second honest
-member would be skipped at some time. If it expected half, one and a half times as much useless work would
-count."""
+member would be skipped at some time. If it expected half of the usual drift, one and a half times as much
+useless work would count."""
 
 FALSE_REVOCATIONS = 1e-4
-"""Share of harmless members who are revoked by accident in a whole run."""
+"""Maximum share of harmless members who are revoked by accident in a whole run."""
 
 LEAST_MEMBERS = 3
 """Minimum number of measured members from whom anything is concluded about vouched members whose work counts.
@@ -152,21 +153,23 @@ vouched members (`references`)."""
 MEMORY = 0.95
 """Factor on the weight of a member's earlier measurements, in its drift and in its share of outliers, for
 each newly measured epoch. Earlier measurements must fade, as the drift of all members falls during a run. In
-a run in which it fell from 0.7 to 0.1, three times as many epochs of honest newcomers were skipped with a
-factor of 0.98 (docs/research-log.md)."""
+a run in which the drift fell from 0.7 to 0.1, a factor of 0.98 skipped three times as many epochs of honest
+newcomers (docs/research-log.md)."""
 
 LONG_MEMORY = 0.98
-"""The same factor for differences between members in the same epochs, which do not fall during a run. With a
-factor of 0.95 a seventh less of flipped work was skipped."""
+"""Factor on the weight of earlier differences between a member and the others, for each newly measured epoch.
+These differences do not fall during a run. With a factor of 0.95 a seventh less of flipped work was
+skipped."""
 
 OUTLIER = 16.0
 """Weight of a feed's updates above which the feed is an outlier, as a multiple of the median member's.
 
 Without a measured scalar limit a scalar may be hundreds of times the usual size. A measured limit is 8 times
-the root mean square of scalars before the run; relative to later scalars it is two to five times less. With
-such a limit there is hardly any outlier, and evidence must suffice. (On AG News each of three members who
-scaled their scalars was an outlier in one to nine epochs of 25.) Scalars of honest nodes have heavy tails. If
-OUTLIER were 8, two in a hundred of their updates would be part of an outlier, and lost for good.
+the root mean square of scalars before the run; as a multiple of later scalars it is two to five times
+smaller. With such a limit there is hardly any outlier, and evidence must suffice. (On AG News each of three
+members who scaled their scalars was an outlier in one to nine epochs of 25.) Scalars of honest nodes have
+heavy tails. If OUTLIER were 8, two in a hundred of the updates of honest nodes would be part of an outlier,
+and would never count.
 """
 
 EXTREME = 128.0
@@ -175,10 +178,11 @@ outlier sets its member's evidence so far back that good work must make up for i
 without a scalar limit there were 52 honest outliers; the largest had 125 times the median weight."""
 
 OFTEN, NEWCOMER = 1 / 3, 3.0
-"""Maximum share of a member's epochs in which oversized scalars are taken for accidents, and number of good
-epochs with which a newcomer is credited. A member that multiplies its scalars by 30 is an outlier in six
-epochs of ten. Of 16 honest members without a scalar limit, one was an outlier in one epoch of seven, when the
-others had nothing left to learn; each other member was an outlier in fewer than one epoch of twenty."""
+"""Maximum share of a member's epochs with oversized work or outliers up to which these are taken for
+accidents; and number of good epochs with which a newcomer is credited. A member that multiplies its scalars
+by 30 is an outlier in six epochs of ten. Of 16 honest members without a scalar limit, one was an outlier in
+one epoch of seven, when the others had nothing left to learn; each other member was an outlier in fewer than
+one epoch of twenty."""
 
 FAR = 2.0
 """Maximum difference of a member's drift from the usual drift, as a multiple of the sum of the usual drift
@@ -194,7 +198,8 @@ SQUARE, SQUARE_ERROR = 0.455, 1.06
 times sqrt(n). The latter is 1 / (2 p), where p = 0.471 is the density of the square at its median."""
 
 PARTS_PER_WORTH = 7_000
-"""Maximum number of parts in one Worth decision. At 28 bytes each, they fit into MAX_DECISION."""
+"""Maximum number of feeds whose measurements fit into one Worth decision. Each takes a part of 28 bytes, and
+the decision at most MAX_DECISION."""
 
 
 DISPERSED = 5.0
@@ -220,8 +225,8 @@ def alike(training: Training) -> float:
 
 
 def parts_of(shares: Mapping[Feed, StepShare], run_state: RunState) -> tuple[Part, ...]:
-    """Return the measurements as the parts of a Worth, in ascending order of feed numbers; empty if any
-    figure is not finite."""
+    """Return the measurements of feeds as parts of a Worth decision, in ascending order of feed numbers;
+    empty if any figure is not finite."""
     figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
         return ()
@@ -270,8 +275,8 @@ class Evidence:
     """Evidence that the member is useful, as a log-likelihood ratio; at most MOST_EVIDENCE. Its change by one
     epoch of a feed is bounded, too (LEAST_BY_EPOCH)."""
     balance: float = 0.0
-    """The same ratio without a bound on its change by one epoch. It decides whether skipped work is
-    recounted."""
+    """Evidence that the member is useful, like `useful`, but without a bound on its change by one epoch. This
+    value decides whether skipped work is recounted."""
     harm_since: int | None = None
     """Epoch in which evidence of harm began to grow; None if there is no such evidence. Fixed once `harmful`
     is set."""
@@ -284,13 +289,16 @@ class Evidence:
     _drift: float = 0.0
     """Discounted sum of sqrt(n) z over epochs, where z is the score of n updates."""
     weight: float = 0.0
-    """Discounted sum of n over epochs."""
+    """Discounted number of the member's independent updates over all measured epochs."""
     beyond: float = 0.0
-    """Discounted sum of sqrt(n) z - n mu, where mu is the median member's mean score in an epoch."""
+    """Discounted sum over epochs of n (m - mu): n independent updates of the member have the mean score m,
+    and the median member's mean score is mu."""
     usual: float = 0.0
-    """Discounted sum of n mu."""
+    """Discounted sum over epochs of n mu: the member has n independent updates, and the median member's mean
+    score is mu."""
     compared: float = 0.0
-    """Discounted sum of n over epochs with a known mu."""
+    """Discounted number of the member's independent updates in epochs in which it was compared with
+    others."""
     _rounds: list[tuple[int, float]] = field(default_factory=list)
     """Measured epochs among the last SCORED_ROUNDS of a first-order run, as pairs (epoch, number of
     updates)."""
@@ -335,17 +343,17 @@ class Evidence:
 
     @property
     def outlier_share(self) -> float:
-        """Share of measured epochs in which the member was an outlier, discounted with their age."""
+        """Share of measured epochs in which the member was an outlier. Older epochs have less weight."""
         return self._outlying / self._latest
 
     @property
     def drift(self) -> float:
-        """Mean score of an update, discounted with its age."""
+        """Mean score of the member's updates. Older updates have less weight."""
         return self._drift / self.weight if self.weight else 0.0
 
     def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
         """Add the scores of the member's feeds in one epoch to the member's drift. `usual` is the median
-        member's drift in this epoch; None if this member is not compared."""
+        member's drift in this epoch; None if this member is not compared with others."""
         drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
         self.weight = MEMORY * self.weight + updates
@@ -371,7 +379,7 @@ class Evidence:
         self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
 
     def measured(self, part: Part) -> None:
-        """Add a measurement to the sums."""
+        """Add a measurement to `updates` and `worth`."""
         self.updates += part.updates
         self.worth += part.worth
 
@@ -399,7 +407,7 @@ class Evidence:
 
     def take(self, epoch: int, part: FeedScore, drift: float) -> None:
         """Add the score of one feed in an epoch. `drift`: minimum drift that is expected of a useful member
-        there."""
+        in that epoch."""
         self._epochs += 1
         score, tilt = part.score, drift * math.sqrt(part.updates)
         brings = tilt * score - tilt**2 / 2
@@ -429,9 +437,8 @@ class MembersEvidence:
     """Evidence about all members of a run, from the measurements in its control feed."""
 
     def __init__(self, *, kept: bool = False, alike: float = 1.0, summed: bool = False) -> None:
-        """`kept`: the run trains a linear head, and every epoch is measured on all rows. `alike`: as the
-        function `alike` returns it. `summed`: the run is a first-order run, whose scores cover several
-        rounds."""
+        """`kept`: the run trains a linear head, and every epoch is measured on all rows. `alike`: result of
+        the function `alike`. `summed`: the run is a first-order run, whose scores cover several rounds."""
         self._kept, self._alike, self._summed = kept, alike, summed
         self.forget()
 
@@ -620,7 +627,7 @@ def _weights(members: Mapping[int, Sequence[Part]], parts: Sequence[Part]) -> di
 
 
 class Weighted(NamedTuple):
-    """A member's figure, and its number of updates."""
+    """A figure about a member, and the member's number of updates as the figure's weight."""
 
     value: float
     weight: float

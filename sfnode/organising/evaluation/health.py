@@ -33,7 +33,7 @@ class HealthVerdict(NamedTuple):
     health: RunHealth
     latest: EpochEvaluation | None = None
     bases: tuple[EpochEvaluation, ...] = ()
-    """Results of the base model in the same metric: uncalibrated and calibrated, as far as they were
+    """Results of the base model in the metric of `latest`: uncalibrated and calibrated, as far as they were
     measured."""
     best: EpochEvaluation | None = None
     worse_than: tuple[EpochEvaluation, ...] = ()
@@ -41,7 +41,8 @@ class HealthVerdict(NamedTuple):
 
     @property
     def base(self) -> EpochEvaluation | None:
-        """Result of the base model with the measure of `latest`."""
+        """Result of the base model that can be compared with `latest`: in the same metric, and calibrated
+        only if `latest` is."""
         measure = measure_of(self.latest) if self.latest else None
         return next((one for one in self.bases if measure in (None, measure_of(one))), None)
 
@@ -52,8 +53,8 @@ class HealthVerdict(NamedTuple):
 
     @property
     def no_gain(self) -> bool:
-        """Whether no gain can be seen: even the best seal's value is inside the base model's interval, or
-        worse."""
+        """Whether no gain can be seen: even the best seal's value is inside the base model's confidence
+        interval, or worse than that interval."""
         best, base = self.best, self.base
         if self.health is not RunHealth.NO_BETTER or best is None or base is None:
             return False
@@ -114,9 +115,9 @@ def verdict(
 ) -> HealthVerdict:
     """Return the health of a run.
 
-    `bases`: results of the base model, keyed by measure. `seals`: results of the seals that were not taken
-    back, all with one measure. A result is worse than another if their 95 % intervals do not touch. This is
-    cautious, as both results are of the same rows.
+    `bases`: results of the base model, keyed by metric and whether they are calibrated. `seals`: results of
+    the seals that were not taken back, all in one metric, and all or none calibrated. A result is worse than
+    another if their 95 % intervals do not touch. This is cautious, as both results are of the same rows.
     """
     if not seals:
         return HealthVerdict(RunHealth.UNKNOWN, bases=tuple(bases.values()))
@@ -137,8 +138,8 @@ def _goodness(result: Evaluation) -> float:
 
 
 def is_worse(one: Evaluation, other: Evaluation) -> bool:
-    """Return whether `one` is worse than `other`, a result on the same rows: whether its interval lies wholly
-    on the worse side."""
+    """Return whether `one` is worse than `other`, a result on the same rows: whether the whole interval of
+    `one` is worse than that of `other`."""
     if metric_of(one.metric).lower_is_better:
         return one.low > other.high
     return one.high < other.low

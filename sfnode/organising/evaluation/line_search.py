@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from sfprotocol.decisions import RATE_ONE
 
 AMOUNTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Values of c at which losses are measured."""
+"""Multiples c of an epoch's step at which losses are measured."""
 
 SHARE = 0.5
-"""Share of the best c that becomes the factor if the best c is at most 1."""
+"""Share of the best c (the multiple of the step with the least loss) that becomes the factor, if the best c
+is at most 1."""
 
 CAUTION = 1 / 4
-"""Share of the best c that becomes the factor if the best c is above 2. Large steps are a risk even where
-they look best: runs of the built-in model at constant rates of 7.5e-4 and 1e-3 were destroyed at losses of
-0.16 and 0.18, and until shortly before a step twice as long would have been better in each epoch
-(docs/research-log.md)."""
+"""Share of the best c (the multiple of the step with the least loss) that becomes the factor, if the best c
+is above 2. Large steps are a risk even where they look best. Runs of the built-in model at constant rates of
+7.5e-4 and 1e-3 were destroyed after they had reached losses of 0.16 and 0.18. Until shortly before, a step
+twice as long would have been better in each epoch (docs/research-log.md)."""
 
 FIRST_ROWS = 16
 """Number of rows with which a search begins. They suffice if the rate is wrong by a factor of 10 or more, and
@@ -36,16 +37,18 @@ cost as much as 14 updates with mini-batches of 4. With fewer rows the standard 
 guess."""
 
 SURE_ROWS = 128
-"""Number of rows to which a search continues if it takes an epoch for harm or noise and is not sure, even if
-it was given fewer rows. The work at stake has cost ten times as much as the rows. With 16 rows three of 35
-runs lost an epoch that did help, and with it up to 18 % of their work (docs/research-log.md)."""
+"""Number of rows to which a search continues if an epoch seems to do harm or to be noise and this is not
+certain, even if the search was given fewer rows. The work at stake has cost ten times as much as the rows.
+With 16 rows three of 35 runs lost an epoch that did help, which had up to 18 % of their work
+(docs/research-log.md)."""
 
 LEAST_ROWS = 8
 """Minimum number of rows for any conclusion."""
 
 EVIDENCE = 2.0
-"""Number of standard errors by which the best c must beat c = 1 before the factor changes. With less evidence
-factors oscillate once the easy part is learnt: in one run 18 of 50 factors were 0, and 19 were 4."""
+"""Number of standard errors by which the best multiple c of the step must beat c = 1 before the factor
+changes. With less evidence factors oscillate once the easy part is learnt: in one run 18 of 50 factors were
+0, and 19 were 4."""
 
 SURE = 3.0
 """Number of standard errors by which an epoch must do harm before its factor is 0. With at least SURE_ROWS
@@ -53,34 +56,36 @@ rows, EVIDENCE standard errors suffice. Without such evidence the rate is lowere
 is the work of all members."""
 
 SUSPICION = 1.0
-"""Number of standard errors by which a best c above 0 and up to 1 must beat c = 2 to show that the rate is at
-its limit. If the rate is so small that noise decides, this does not happen: losses are then straight lines in
-c, and the best c is the first or the last."""
+"""Number of standard errors by which the best multiple c of the step, if it is above 0 and at most 1, must
+beat c = 2 to show that the rate is at its limit. A rate that is far too small does not look like this: losses
+are then linear in c, and the best c is the first or the last."""
 
 LARGE_MOVE = 0.1
 """Root mean square change of the rows' losses, in nats, above which an epoch is taken for noise at too large
 a rate, unless the mean loss evidently falls. Such an epoch counts half, and the rate is halved.
 
 At good rates epochs of the built-in run move losses by 0.02 to 0.06 nats. When nothing more is learnt, they
-move losses by 0.2 nats or more. With bases from gradients good epochs move losses as far, but their rate is
-known (docs/research-log.md). A real model's losses move as far while it learns. In one such epoch 128 rows
-showed no evident change, while 32 other rows showed a rise of 0.019 nats. A destroyed model is always
-evident, as losses are convex in the outputs. If an epoch evidently helps, but its least loss is at a c below
-1, half of that c is taken without further evidence. The whole of it would carry noise into the weights that
-no later epoch removes.
+move losses by 0.2 nats or more. Good epochs along bases from gradients move losses as far, so subspaces of
+few dimensions are exempt (`policy.FEW_DIMENSIONS`). A real model's losses move as far while it learns. In one
+epoch of a real model 128 rows showed no evident change, while 32 other rows showed a rise of 0.019 nats. A
+destroyed model is always evident, as losses are convex in the outputs. If an epoch evidently helps, but its
+least loss is at a c below 1, half of that c is taken without further evidence. A whole c would carry noise
+into the weights that no later epoch removes.
 """
 
 DOUBTFUL_MOVE = 0.05
-"""The same bound as LARGE_MOVE, for an epoch whose best c is below 1."""
+"""Root mean square change of the rows' losses, in nats, above which an epoch is taken for noise if its loss
+is least at less than its whole step (at a c below 1). LARGE_MOVE is the bound for other epochs."""
 
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
-"""Maximum divisor of a rate after one search, while the run is young, and later. A rate is never more than
-doubled. Lowering a first rate that is 100 times too large takes four searches. Later a result that calls for
-a larger change is due to chance."""
+"""Maximum divisor of a rate after one search: until the rate has settled, and later. A rate is never more
+than doubled. Lowering a first rate that is 100 times too large takes four searches. Later a result that calls
+for a larger change is due to chance."""
 
 LATE_SCALE = 1 / 16
 """Factor on AMOUNTS for searches along recounted work. Such work may have been made at many times the present
-rate, and at weights that are long gone. It is also the factor of the work if no other is evidently better."""
+rate, and at weights that are long gone. LATE_SCALE is also the factor of the recounted work if no other
+factor is evidently better."""
 
 _START, _LEAST, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 0.25, 1.0, 2.0))
 
@@ -91,11 +96,12 @@ class SearchResult(NamedTuple):
     factor: float
     """Factor of the epoch; 1 if no other factor was evidently better."""
     best: float
-    """Value of c with the least loss."""
+    """Multiple c of the epoch's step with the least loss."""
     rows: int
-    """Number of rows whose losses were measured at every c."""
+    """Number of rows whose losses were measured at all multiples of the step."""
     useful: bool = True
-    """Whether the least loss along the epoch's direction is evidently less than the loss at c = 0."""
+    """Whether the least loss along the epoch's direction is evidently less than the loss without the
+    epoch."""
 
 
 class LineSearch:
@@ -103,16 +109,16 @@ class LineSearch:
     enough."""
 
     def __init__(self, rows: int, *, wary: bool = True, scale: float = 1.0) -> None:
-        """`rows`: maximum number of rows, except as SURE_ROWS says. `wary`: whether an epoch that moves
-        losses far is taken for noise unless it evidently helps. `scale`: factor on AMOUNTS for the values of
-        c."""
+        """`rows`: maximum number of rows, except where SURE_ROWS allows more. `wary`: whether an epoch that
+        moves losses far is taken for noise unless it evidently helps. `scale`: factor on AMOUNTS, the
+        multiples of the step at which losses are measured."""
         self._most, self._sure, self._scale = rows, max(rows, SURE_ROWS), scale
         self._wary = wary
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
 
     @property
     def amounts(self) -> tuple[float, ...]:
-        """Values of c at which losses are wanted."""
+        """Multiples of the epoch's step at which losses are wanted."""
         return tuple(self._scale * amount for amount in AMOUNTS)
 
     @property
@@ -127,8 +133,8 @@ class LineSearch:
         return range(known, min(most, max(FIRST_ROWS, 2 * known)))
 
     def take(self, losses: NDArray[np.float64]) -> None:
-        """Take in the losses of the wanted rows, (rows, len(AMOUNTS)). Fewer rows than wanted mean that there
-        are no more."""
+        """Take in the losses of the wanted rows, (rows, len(AMOUNTS)). If there are fewer rows than were
+        wanted, no more rows exist."""
         if len(losses) < len(self.wanted):
             self._most = self._sure = len(self._losses) + len(losses)
         self._losses = np.concatenate([self._losses, losses])
@@ -203,6 +209,7 @@ class LineSearch:
 
 
 def next_rate(rate: int, found: SearchResult, *, young: bool) -> int:
-    """Return the next rate, given the searched epoch's `rate` and the result, in the same units."""
+    """Return the next rate that follows from the `rate` of the searched epoch and the result. Both rates have
+    the same unit."""
     least = 1 / (YOUNG_STEP if young else LATER_STEP)
     return min(max(1, round(rate * max(found.factor, least))), RATE_ONE - 1)

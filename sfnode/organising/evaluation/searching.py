@@ -1,22 +1,23 @@
 """Costs of an organiser's line searches and evaluations, the growth of its epochs, and the rates that follow.
 
-    phase       an epoch                            searches and evaluations may cost    a rate changes by
-    unsettled   is closed once the one before is    a fifth of what the swarm computes   2 up, 4 down
-                sealed, from FIRST_UPDATES on;
-                at once if the next has a new rate,
-                which then discards what was under way
-    settled     as long as it pays for itself       a twentieth                          2 at most
+    phase       an epoch is closed                  searches and evaluations may cost    a rate changes by
+    unsettled   once the epoch before is sealed     a fifth of what the swarm computes   a factor of 2 up, or
+                and it has FIRST_UPDATES updates                                         of 4 down, at most
+                or more; at once if the next
+                epoch has a new rate
+    settled     once its updates pay for its        a twentieth                          a factor of 2 at most
+                measurements
 
-Once the rate has settled, every epoch is first searched on a few rows, so that no epoch counts unseen. A rate
-that was right for long, but no longer is, destroys a model within two or three epochs. Then the contribution
-of each feed is measured, on as few rows as possible: evidence is a sequence, and many small measurements say
-more than a few exact ones. If an epoch pays for only one of the two, the one that has cost less so far is
-chosen.
+Once the rate has settled, a search on a few rows comes first in every epoch, so that no epoch counts unseen:
+a rate that was right for long, but no longer is, destroys a model within two or three epochs. Next the
+contribution of each feed is measured, on as few rows as possible: evidence is a sequence, and many small
+measurements say more than a few exact ones. If an epoch pays for only one of search and measurement, the kind
+that has cost less so far is chosen.
 
 A first-order run has no such phases and no line searches. Its rates, units and factors follow from its budget
 and from members' updates (`steps`). Its rounds are as long as the manifest says. A tenth of what the swarm
 computes pays for measuring contributions and for evaluations. Credit is saved for the evaluations of the base
-model and of the end; other evaluations are made if there is more.
+model and of the end; other evaluations are made if more credit is left.
 
 In both phases an epoch has GROWTH times as many updates after each search that changes nothing. Epochs grow
 until an epoch pays for all its measurements, up to the manifest's epoch_updates. They grow further if the
@@ -26,9 +27,10 @@ The rate has settled with the third search in a row without a change. Until then
 work of an epoch at a wrong rate is lost. Later they are longer: once the easy part is learnt, the direction
 of a short epoch is mostly noise, and factors of searches along it oscillate.
 
-Costs are counted in example-forwards. (One is a forward pass of one example; an update takes two for each
-example of its mini-batch.) Every epoch earns a credit of them. A restart forgets the credit, which costs one
-search. The phase and the length of epochs follow from the last close.
+Costs are counted in example-forwards. (An example-forward is a forward pass of one example; an update takes
+two for each example of its mini-batch.) The updates of each epoch earn a credit of example-forwards. A
+restart forgets the credit, and one search is lost by that. The phase and the length of epochs follow from the
+last close.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ GROWTH = 3 / 2
 """Factor by which epochs grow after a search that changes nothing."""
 
 STEADY = 3
-"""Number of consecutive searches, along epochs that evidently help, without a change, after which the rate
-has settled. What is learnt first is often easy, and a rate that suits it may be ten times too large for the
-rest."""
+"""Number of consecutive searches without a change after which the rate has settled. Only searches along
+epochs that evidently help are counted. What is learnt first is often easy, and a rate that suits it may be
+ten times too large for the rest."""
 
 HARMFUL = 1 / 4
 """Maximum factor of an epoch at which the open epoch is cut short, even if the rate has settled. The work in
@@ -65,9 +67,9 @@ made at the same rate, but it is not known whether the work of the second epoch 
 
 AFTER_CUT = 1 / 4
 """Share of the target length at which the epoch after a cut epoch is closed, if the factor that caused the
-cut was below 1. Its work was under way during the cut, at a rate that was too large and at weights that are
-gone. Without this early close, one of three runs whose first rate was a hundred times too large learnt; with
-it, all did."""
+cut was below 1. Work of the later epoch was under way during the cut, at a rate that was too large and at
+weights that are gone. Without this early close, only one of three runs whose first rate was a hundred times
+too large learnt; with it, all did."""
 
 EVALUATE_EVERY, OVERDUE = 4, 2
 """Number of epochs between two evaluations on all rows, which people and alarms need; searches suffice for
@@ -80,14 +82,14 @@ first-order run. The first evaluation also evaluates the base model, without and
 first-order run the prior for calibration is in the manifest."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
-"""Minimum number of rows on which the contribution of each feed is measured, and cost of each row in
-forwards. A forward pass takes one and a backward pass two. One more forward shows whether the middle of the
-step is better than its start."""
+"""Minimum number of rows on which the contribution of each feed is measured, and cost of each row in forward
+passes. A gradient costs three: a forward pass, and a backward pass that takes as long as two. The fourth
+shows whether the middle of the step is better than its start."""
 
 LEAST_ORIGIN_ROWS = 8
-"""The same minimum for a first-order run, in which one update says all that a gradient says. In a run of 234
-updates, a round of 15 updates can pay for no more rows with a tenth of its forwards. Halving the rows loses
-less than measuring only every other round."""
+"""Minimum number of rows on which contributions are measured in a first-order run, in which one update says
+all that a gradient says. In a run of 234 updates, a round of 15 updates can pay for no more rows with a tenth
+of its forwards. Halving the rows loses less than measuring only every other round."""
 
 EARLY = 1 / 2
 """Share of a first-order run's allowance for measurements that is available at its start. Hostile members who
@@ -103,8 +105,8 @@ large swarm a twentieth of all nodes' computing is more than one node can do."""
 
 
 TELLING = 8
-"""Divisor of a usual epoch's number of updates. No rate follows from a search along an epoch with fewer
-updates than the quotient."""
+"""Divisor of the usual number of updates of an epoch. The quotient is the minimum number of updates in an
+epoch from whose search a rate follows."""
 
 
 class EpochPlan(NamedTuple):
@@ -190,8 +192,9 @@ class Search:
         return math.ceil(target * AFTER_CUT) if self.is_cut(run_state.open_epoch) else target
 
     def cuts(self, run_state: RunState) -> bool:
-        """Return whether the open epoch must be closed with whatever it has. The rate of its work is far off,
-        so that it is worth little or does harm, and the next epoch has a better rate."""
+        """Return whether the open epoch must be closed with the updates that it has. This is so if the rate
+        of its work is far off, so that the work is worth little or does harm, and the next epoch has a better
+        rate."""
         return self._cut is not None and self._cut[0] == run_state.open_epoch
 
     def is_for_waiting(self, epoch: int, run_state: RunState) -> bool:
@@ -342,9 +345,9 @@ class Search:
     def judged(self, run_state: RunState, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
 
-        A result that comes too late for the seal of its own epoch changes only the rate, at the next seal.
-        Epochs that were cut short get the factor of the epoch before them, which was made in the same way. If
-        that factor is 0, their own searches decide.
+        A result that comes too late for the seal of its own epoch changes only the rate, at the next seal. An
+        epoch that was cut short gets the factor of the epoch before the cut, which was made at the same rate.
+        If that factor is 0, the epoch's own search decides.
         """
         if self._scheduled:
             return judgement

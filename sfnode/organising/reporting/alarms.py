@@ -34,8 +34,8 @@ effect by then is hardly worth the rest of the budget."""
 
 
 RESTARTED_TIME = 5.0
-"""Seconds after its start from which an organiser that may wait for ever says so. Before that it may still
-get links."""
+"""Seconds after its start from which a restarted organiser that may wait for ever raises an alarm. Until then
+a neighbour may still link to it."""
 
 
 Silence = tuple[float, float | None]
@@ -58,8 +58,8 @@ class Restarted(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Reason in words. They stay the same as long as the reason does, because the log shows them when
-        they change."""
+        """Reason for the wait, in words. The same reason always has the same words, because the log repeats
+        the words only if they have changed."""
         if self.more:
             why = f"a neighbour says that it has {self.more} decisions more, which have to come first"
         elif self.linked or self.signed_here:
@@ -97,8 +97,8 @@ def alarms(
 ) -> list[AlarmStatus]:
     """Return the alarms, the gravest first.
 
-    `here`: this node has the organiser's key. `guarded`: its organiser has a guard. `restarted`: the wait of
-    its organiser, if that does not sign yet. `own`: the evidence about this node's own work.
+    `here`: this node has the organiser's key. `guarded`: the organiser on this node has a guard. `restarted`:
+    the wait of this organiser, if it does not sign yet. `own`: the evidence about this node's own work.
     """
     found = []
     if feed.frozen:

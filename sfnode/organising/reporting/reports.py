@@ -139,7 +139,7 @@ class Reports:
 
     @property
     def elects(self) -> bool:
-        """Whether members may stand in for the organiser, as from version 4 of the protocol on."""
+        """Whether members may stand in for the organiser. They may from version 4 of the protocol on."""
         return self._feed.authority.terms > 1
 
     @property
@@ -189,7 +189,8 @@ class Reports:
         )
 
     def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
-        """Return a short form of the state of the run, and what a node with the feed `own` may do in it."""
+        """Return a short form of the state of the run, with what a node with the feed `own` may do in this
+        run."""
         run_state = self.run_state
         member = self._member_of(own)
         return RunStatus(
@@ -211,7 +212,7 @@ class Reports:
         )
 
     def stand_ins(self, now: float) -> list[StandInStatus]:
-        """Return the stand-ins, and whether each is present."""
+        """Return the stand-ins. Each is marked as present if it was heard recently."""
         feed, present = self._feed, self._organised.control.elections.present(now)
         return [
             StandInStatus(
@@ -235,8 +236,8 @@ class Reports:
         return alarms(*about, here=True, guarded=organising.guarded, restarted=organising.restarted)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
-        """Return the reason why a node may not make updates now; None if it may. `asked`: seconds since it
-        first asked to be admitted; None if it has not asked."""
+        """Return the reason why a node may not make updates now; None if it may. `asked`: seconds since the
+        node first asked to be admitted; None if it has not asked."""
         if own is None or self.run_state.complete:
             return None
         match self._organised.membership(own):
@@ -349,8 +350,8 @@ class Reports:
         return 1 + keys.index(decision.key) if isinstance(decision, Invite) and decision.key in keys else None
 
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
-        """Return the unsigned succession by which `key` (hex) becomes the signing key after the first `kept`
-        decisions. If `kept` is None, all decisions on this node are kept.
+        """Return the unsigned succession that keeps the first `kept` decisions and names `key` (hex) as the
+        key that signs all later ones. If `kept` is None, all decisions on this node are kept.
 
         Raises ValueError if this node has fewer than `kept` decisions. If `kept` is None, raises ValueError
         if decisions are known to be missing here, or if there are no decisions, as on a node that has just
@@ -436,8 +437,8 @@ class Reports:
         )
 
     def sequel(self) -> str | None:
-        """Return the last announced link to the run as which this run continues; None if no such run was
-        announced."""
+        """Return the link to the run as which this run continues, from the last announcement of such a link;
+        None if there is none."""
         links = map(link_in, reversed(self._look().announcements))
         return next(filter(None, links), None)
 

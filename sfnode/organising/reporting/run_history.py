@@ -70,9 +70,9 @@ class Results:
     def __init__(self, training: Training | None = None) -> None:
         self.training = training
         self.read = 0, b""
-        """Number of decisions that were read, and the signature of the last one. If the signature is still in
-        its place, the decisions before it are the same: only a succession replaces decisions, and its key
-        signs the new ones."""
+        """Number of decisions that were read, and the signature of the last one. If the decision at this
+        position still has this signature, all decisions before it are unchanged: only a succession replaces
+        decisions, and the new ones have other signatures."""
         self.said: list[Decision] = []
         """Decisions that publish results or announcements, in order."""
         self.verdicts = Verdicts.of_run(training)
@@ -139,8 +139,8 @@ class RunHistory(Results):
     def __init__(
         self, run: RunParameters, names: Called = MappingProxyType({}), training: Training | None = None
     ) -> None:
-        """`names` may change later: words about a decision have the names at the time when the decision is
-        read. Without the manifest's `training` the reasons why seals leave work out are unknown."""
+        """`names` may change later: words about a decision contain the names known when the decision is read.
+        Without the manifest's `training` the reasons why seals leave work out are unknown."""
         super().__init__(training)
         self.run, self.names = run, names
         self.run_state = RunState.of(run)
@@ -208,7 +208,7 @@ class RunHistory(Results):
 
     def verdicts_on(self, member: int) -> list[Verdict]:
         """Return the verdicts on a member's work: for each of its feeds in each closed epoch the number of
-        updates that count, and the reason why others do not."""
+        updates that count, and the reason why the other updates do not count."""
         return [
             Verdict(
                 epoch=epoch,
@@ -256,7 +256,8 @@ class RunHistory(Results):
         self, successions: Iterable[Succession] = (), arrivals: Sequence[int | None] = ()
     ) -> list[HistoryEntry]:
         """Return the decisions in order. An epoch's close and evaluation are part of the entry of its seal.
-        `arrivals`: times at which decisions arrived here, for the first decisions or all."""
+        `arrivals`: times at which decisions arrived on this node, by position. The times of the last
+        decisions may be missing."""
         keys = {succession.term: succession.key for succession in successions}
         epochs, found = self.epochs(), list[HistoryEntry]()
         for position, term, kind, text, epoch in self._lines:
@@ -303,7 +304,7 @@ def _may_bring(feed: int, epoch: int, run_state: RunState, labels: range) -> boo
 
 
 def parts(counts: Mapping[bytes, int], names: Called) -> list[OriginPart]:
-    """Return the origins with a non-zero number of updates, the largest number first."""
+    """Return the origins with at least one update. The origin with the most updates comes first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [
         OriginPart(origin=origin.hex(), name=name_of(origin, names), updates=updates)

@@ -35,9 +35,9 @@ PORT_PATIENCE = 2.0
 milliseconds."""
 
 CORES_EACH = 4
-"""Divisor of the machine's number of cores: p2pd may use a quarter of them. It needs a few percent of one
-core. If it may use many, it wakes a thread on each of them for every stream, which doubles its processor time
-and disturbs training."""
+"""Divisor of the number of cores: p2pd may use a quarter of the machine's cores. It needs only a few percent
+of one core. With many cores, p2pd would wake a thread on each for every stream. That would double its
+processor time and disturb training."""
 
 _PORT_POLL = 0.05
 _TAIL_LINES = 20
@@ -73,8 +73,8 @@ class Daemon:
                 self._process.kill()
 
     async def wait_until_ready(self) -> bool:
-        """Return True once the process has printed its peer id; False if it has ended, or printed none within
-        START_DEADLINE."""
+        """Return True once the process has printed its peer id; False if it has ended, or START_DEADLINE has
+        passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_DEADLINE):
                 await self._ready.wait()

@@ -1,18 +1,18 @@
 """The DHT of a node: hivemind's DHTNode with bounds, so that no stranger's record can outlast or hide the
 records of others.
 
-In plain hivemind, of two entries the one that expires later is used, and a full storage drops the entry that
-expires first. A stranger's cached copy of a roster hides the stored roster. An answer that claims never to
-expire ends the search. One bad entry makes a whole answer useless, and a large answer is sent at every step
-of a search. Here, the entries of a full roster that are stored and sent are drawn at random, all answers are
-used alike, and bad entries are left out. One weakness remains: a stranger that announces more ids, or
-announces them more often, gets more of a full roster. Ids cost nothing, and p2pd does not tell the address of
-a caller.
+Plain hivemind prefers entries that expire later, and a full storage drops the entry that expires first. A
+copy of a roster that a stranger puts into the cache hides the stored roster. An answer that claims never to
+expire ends the search. One bad entry makes a whole answer useless. A large answer is sent at every step of a
+search. Here, a full roster stores and sends randomly drawn entries, all answers are used alike, and bad
+entries are left out. One weakness remains: a stranger that announces more ids, or announces them more often,
+gets more of a full roster. Ids cost nothing, and p2pd does not tell the address of a caller.
 
 Other programs may share the DHT. Their peers store values of any kind. So a roster on such a peer may be full
 of junk, or its key may hold another value, so that no record can be added. Therefore a search also asks the
-nodes themselves, each of which stores its own record. It looks for these nodes with keys under which nothing
-is stored. The other programs also expect this peer to store their data, which it does within bounds.
+nodes themselves, each of which stores its own record. To find these nodes, it searches for random keys near
+the roster's key, under which nothing is stored. Other programs also expect this peer to store their data. It
+does so within bounds.
 
 Imports hivemind, and with it torch. Knows records only through their validator.
 """
@@ -45,26 +45,28 @@ from sfnode.transport.libp2p.keys import PeerKey, is_signed, peer_of_public
 from sfnode.transport.roster import MAX_ANSWER, MAX_ROSTER, SignedRecords
 
 MAX_TOPICS = 32
-"""Maximum number of rosters that this node stores for others: 45 MiB when full. A swarm has one roster."""
+"""Maximum number of rosters that this node stores for others. Full rosters take 45 MiB of memory together. A
+swarm has one roster."""
 
 MAX_OTHERS, MAX_OTHER_BYTES, MAX_OTHERS_BYTES = 4_096, 16 << 10, 8 << 20
-"""Maximum number of keys that this node stores for other programs, bytes of one value, and bytes of all
-values together. A dictionary has at most MAX_ANSWER entries, so that it fits a message."""
+"""Bounds on the data that this node stores for other programs: number of keys, bytes of one value, and bytes
+of all values together. A dictionary has at most MAX_ANSWER entries, so that it fits into a message."""
 
 _OVERHEAD = 400
 """Memory, in bytes, that a stored value takes besides its own bytes."""
 
 REPLICAS = 8
-"""Number of peers that are asked to store a record, those nearest to the roster: five as in hivemind, and
-three more because some may be away or refuse."""
+"""Number of peers that are asked to store a record: those whose ids are nearest to the roster's key. Hivemind
+asks five; three more are asked here because some may be away or refuse."""
 
 ASKED = 20
-"""Number of peers that a search asks, those nearest to the roster. In a small DHT these are all peers, and so
-every node of the run."""
+"""Number of peers that a search asks for a roster: those whose ids are nearest to its key. In a small DHT
+these are all peers, and so all nodes of the run."""
 
 SEARCH_DEADLINE = 8.0
-"""Deadline, in seconds, for finding the nearest peers, in several rounds that may each include a dead peer.
-With it, an attacker that invents more and more peers cannot keep this node from asking known peers."""
+"""Deadline, in seconds, for finding the nearest peers. That takes several steps, and a dead peer may delay
+each. After the deadline the node asks the peers that it knows, even if an attacker still invents further
+peers."""
 
 MAX_ENTRIES = 8_192
 """Maximum number of entries of a roster in one message: signed records need 500 bytes each, and a message has
@@ -87,14 +89,15 @@ log = logging.getLogger(__name__)
 class Storage(DHTLocalStorage):  # type: ignore[misc]
     """Storage of a DHT node, for rosters and for a bounded amount of data of other programs in the same DHT.
 
-    A new entry of a full roster replaces a random one. Under the key of a roster nothing else is stored.
-    Other programs' data is not sent to new peers, whose first message it would fill.
+    A new entry replaces a random entry of a full roster. Nothing else is stored under the key of a roster.
+    Data of other programs is not sent to new peers: it would fill the first message to them.
     """
 
     def __init__(self, random: Random, is_record: Callable[[DHTRecord], bool]) -> None:
         super().__init__()
         self.own: set[DHTID] = set()
-        """Keys of rosters with this node's own record. These rosters are never replaced by others."""
+        """Keys of rosters with this node's own record. Such a roster is never dropped to make room for
+        another."""
         self.random = random
         self._is_record = is_record
         self._others = DHTLocalStorage(maxsize=MAX_OTHERS)
@@ -124,7 +127,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        """Store an entry of a dictionary, in a roster or not; return whether it is new."""
+        """Store an entry of a dictionary, which may be a roster. Return whether the entry is new."""
         entry = ValueWithExpiration(value, expiration_time)
         if self.records(key.to_bytes(), [(subkey, entry)]):
             return self._enter(key, subkey, value, expiration_time)
@@ -141,8 +144,9 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return self.records(key, self._drawn(roster))
 
     def take(self, key: bytes, sent: DictionaryDHTValue) -> bool:
-        """Reduce a dictionary that another peer sends for storage, in place, and return True. At most
-        MAX_ANSWER entries are drawn; of these only records are kept, or all if none is a record.
+        """Reduce, in place, a dictionary that another peer has sent. At most MAX_ANSWER entries are drawn. Of
+        these only records are kept, or all if none is a record. Return True always, so that hivemind uses the
+        reduced dictionary.
 
         Replaces hivemind's check, which refuses the whole dictionary if one entry is bad. Clocks that differ
         by a second are enough to make an entry bad.
@@ -196,16 +200,16 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
 
 
 def _tidy(storage: TimedStorage[Any, Any]) -> None:
-    """Drop heap entries of values that are deleted or have another expiration now, if the heap is too
-    long."""
+    """Shorten a heap of expirations that is too long: drop the entries of values that were deleted or have
+    another expiration now."""
     if len(storage.expiration_heap) > _GHOSTS * (len(storage.data) + 1):
         storage.expiration_heap = list(storage.key_to_heap.values())
         heapify(storage.expiration_heap)
 
 
 class _Reader(MSGPackSerializer):  # type: ignore[misc]
-    """hivemind's serializer with another way of reading rosters: only possible records, or nothing if there
-    are too many entries."""
+    """hivemind's serializer, which here reads only those entries of a roster that may be records. A roster
+    with too many entries is read as empty."""
 
     @classmethod
     def _decode_ext_types(cls, code: int, data: bytes) -> Any:
@@ -217,9 +221,9 @@ class _Reader(MSGPackSerializer):  # type: ignore[misc]
 def _read_roster(data: bytes) -> DictionaryDHTValue:
     """Return a roster from the format that `DictionaryDHTValue.packb` writes. Raises TypeError and others.
 
-    Returns an empty roster if there are too many entries: after an error, the sender would forget this peer.
-    Subkeys that are not text are left out, because hivemind cannot compare them when two entries expire
-    together.
+    If there are too many entries, returns an empty roster. An error instead would make the sender drop this
+    peer from its routing table. Subkeys that are not text are left out, because hivemind cannot compare them
+    when two entries expire together.
     """
     roster = DictionaryDHTValue()
     try:
@@ -263,9 +267,9 @@ async def create_dht(p2p: P2P, key: PeerKey, client_mode: bool, random: Random, 
 
 
 async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration_time: float) -> bool:
-    """Store this node's own record under its peer id `own`, at the peers nearest to the roster and in this
-    node itself, for searches that ask it. Return whether any peer has stored it; True if there are no
-    peers."""
+    """Store this node's own record under its peer id `own`: at the peers nearest to the roster's key, and in
+    this node itself, because searches also ask this node. Return whether another peer has stored the record;
+    True if there are no other peers."""
     protocol, key = dht.protocol, DHTID.generate(roster)
     record = DHTRecord(
         key.to_bytes(), protocol.serializer.dumps(own), protocol.serializer.dumps(value), expiration_time
@@ -297,7 +301,7 @@ async def find_records(dht: DHTNode, roster: str, own: str) -> dict[str, Any]:
 
 async def _nearest(dht: DHTNode, key: DHTID) -> list[PeerID]:
     """Return other peers that are not blacklisted, those nearest to a key first: at most ASKED peers that a
-    search has found, and at most ASKED known peers, which an attacker on the search cannot hide.
+    search has found, and at most ASKED known peers, which attackers that answer the search cannot hide.
 
     The search uses another key near this one. At every step of a search with the key itself, peers would send
     what they have stored under it, perhaps megabytes of junk.

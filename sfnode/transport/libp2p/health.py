@@ -1,9 +1,9 @@
 """The health of p2pd and the addresses that it reports, queried through hivemind's P2P; `keep_running`
 restarts a transport that breaks.
 
-p2pd may die, hang, or lose its connection to hivemind while it still seems to work. When an address of this
-machine or its relays are gone, p2pd takes long to notice. Imports nothing of hivemind, but knows the
-internals of its P2P.
+p2pd may die, hang, or lose its connection to hivemind while it still seems to work. When this machine has
+lost an address or its relays, p2pd takes long to notice. Imports nothing of hivemind, but knows the internals
+of its P2P.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ a busy machine, or a laptop that slept) is not taken for a pause of p2pd. A hang
 0.25 s = 1.65 s."""
 
 LOOK_INTERVAL = 1.0
-"""Seconds between two checks of this machine's addresses, which take 0.1 ms, and of the places at relays."""
+"""Seconds between two checks of this machine's addresses, which take 0.1 ms, and of the reservations at
+relays."""
 
 OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-"""Error numbers of calls to p2pd that show a lack of resources in this process or machine, and nothing about
+"""Error numbers of calls to p2pd that show a lack of resources in this process or machine, not a fault of
 p2pd."""
 
 
@@ -79,8 +80,8 @@ class Pulse:
         return {str(peer.peer_id) for peer in peers}
 
     async def beats(self) -> bool:
-        """Return whether p2pd and its connection to hivemind work. True also if this process lacks the
-        resources to ask p2pd."""
+        """Return whether p2pd and its connection to hivemind work. Return True also if this process lacks the
+        resources to ask: a restart of p2pd would not help then."""
         if not self._p2pd.alive or any(task.done() for task in _conversations(self._p2p)):
             return False
         try:
@@ -136,7 +137,7 @@ class Pulse:
                 return
 
     async def _unrelayed(self) -> None:
-        """Return once no relay has a place for this node, but a restart may find one that does."""
+        """Return once this node has no reservation at any relay, but may get one after a restart of p2pd."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
             if self._relays and await self._relays.want_a_start():
@@ -152,8 +153,8 @@ def used_addresses(pid: int) -> set[str]:
     """Return the addresses of this machine from which a process has connections; an empty set if they cannot
     be read.
 
-    An address on which the process listens explicitly is left out: if this address is lost, a restarted
-    process could not listen on it.
+    Addresses on which the process was told to listen are left out. If such an address is lost, a restart
+    would not help, because the process could not listen there again.
     """
     with suppress(psutil.Error, OSError):
         sockets = [one for one in psutil.Process(pid).net_connections("tcp") if one.laddr]
@@ -206,7 +207,7 @@ RESTART_SPACING = 5.0
 async def keep_running(
     transport: Transport, restarted: Callable[[], None], clock: Callable[[], float]
 ) -> None:
-    """Restart a transport whenever it breaks, and call `restarted` each time; until cancelled."""
+    """Restart a transport whenever it breaks, and call `restarted` each time. Runs until it is cancelled."""
     last = float("-inf")
     while True:
         why = await transport.broken()

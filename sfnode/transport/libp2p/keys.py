@@ -28,7 +28,8 @@ from sfnode.store.disk_errors import disk_faults, private, write_whole
 
 _BITS, _MAX_BITS, _EXPONENT = 2048, 4096, 65_537
 _HEAD = b"\x08\x00\x12"
-"""Protocol buffer of libp2p's PrivateKey and PublicKey: field 1 (type) is 0 (RSA), field 2 (data) follows."""
+"""First bytes of libp2p's protocol buffers PrivateKey and PublicKey: field 1 (type) is 0 (RSA), and field 2
+(data) begins."""
 _SHA256 = b"\x12\x20"
 """Prefix of a multihash that is a SHA-256 of 32 bytes."""
 

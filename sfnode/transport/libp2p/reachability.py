@@ -2,9 +2,9 @@
 
 After a failed dial, libp2p does not dial the address again for 5 s, and for up to 5 minutes after further
 failures, even if the peer comes back meanwhile. So libp2p is given only addresses at which a TCP connection
-can be opened, and hardly ever fails. (The DHT still calls a peer once after the peer has gone. If the peer
-comes back at once, that failure costs 5 s.) Names are looked up here as well, because libp2p's own look-up
-uses up time of the dial and does not cache the answer. This module knows nothing else of libp2p.
+can be opened, and its dials hardly ever fail. (The DHT still calls a peer once after the peer has gone. If
+the peer comes back at once, that failure costs 5 s.) Names are looked up here as well, because libp2p's own
+look-up uses up time of the dial and does not cache the answer. This module knows nothing else of libp2p.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TcpEndpoint(NamedTuple):
 
 
 LookUp = Callable[[TcpEndpoint], Awaitable[list[SocketAddress]]]
-"""A resolver: returns the socket addresses of an endpoint. Raises as `resolve`."""
+"""A resolver: returns the socket addresses of an endpoint, and raises what `resolve` raises."""
 
 
 def tcp_endpoint(address: str) -> TcpEndpoint | None:
@@ -151,9 +151,10 @@ def elsewhere(addresses: Sequence[str], own: Sequence[str]) -> list[str]:
     """Return a peer's addresses without those that lead to this node, whose addresses are `own`, or to
     another program on this machine.
 
-    Many nodes have the same port, and the same private address behind their routers. If such an address led
-    to this node, the check would succeed, and libp2p would dial the peer's other addresses without success
-    and not again for minutes. Loopback addresses are kept only if the peer is on this machine.
+    Many nodes have the same port, and the same private address behind their routers. Such an address of the
+    peer may lead to this node, where something listens. Then `listening` would accept it, libp2p would dial
+    in vain, and would not dial again for minutes. Loopback addresses are kept only if the peer is on this
+    machine.
     """
     here = {(found.host, found.port) for one in own if (found := tcp_endpoint(one))}
     hosts = {host for host, _ in here}
@@ -172,7 +173,7 @@ async def listening(addresses: Sequence[str], names: Names) -> list[str]:
     A name is replaced by its numeric address at which something listens. Addresses that cannot be tried (UDP,
     or a relay without its address) are returned as well.
 
-    Returns MOMENT seconds after the first has answered, or when all have failed.
+    Returns MOMENT seconds after the first address has answered, or when all have failed.
     """
     attempts = [asyncio.create_task(_answering(one, names)) for one in dict.fromkeys(addresses)]
     try:

@@ -1,8 +1,8 @@
 """The relays of a node that others cannot dial: which relays p2pd is given, and when it needs other ones.
 
-p2pd asks a relay once for a place. If the relay goes away, p2pd does not ask it again for an hour. If one of
-its relays does not answer at the start, p2pd waits three minutes before it asks the others. So p2pd is given
-only relays that answer, and is restarted when no relay has a place for this node any more. Imports nothing of
+p2pd asks a relay once for a reservation. If the relay goes away, p2pd does not ask it again for an hour. If
+one relay does not answer at the start, p2pd waits three minutes before it asks the others. So p2pd is given
+only relays that answer, and is restarted when this node has no reservation any more. Imports nothing of
 hivemind.
 """
 
@@ -27,8 +27,8 @@ ANSWER_PATIENCE = 3.0
 """Deadline, in seconds, for relays to answer before a start."""
 
 LOST_PATIENCE, LOST_PATIENCE_MOST = 15.0, 600.0
-"""First and maximum time, in seconds, without a place at a relay after which p2pd is restarted with other
-relays. The time doubles with each restart until a relay has a place. Getting a place takes a few seconds."""
+"""First and maximum time, in seconds, without any reservation after which p2pd is restarted with other
+relays. The time doubles with each restart until a relay grants a reservation, which takes a few seconds."""
 
 
 class Relays:
@@ -44,19 +44,21 @@ class Relays:
         self._given, self._names, self._random = given, names, random
         self._patience = LOST_PATIENCE
         self._without = 0.0
-        """The time since which no relay has had a place for this node."""
+        """Time since which this node has had no reservation at any relay."""
         self._asked: set[str] = set()
-        """Peers that answered at the last start; p2pd has asked them for a place."""
+        """Peers that answered at the last start, and that p2pd has asked for a reservation."""
         self._placed: set[str] = set()
-        """Peers that have had a place for this node since the last start."""
+        """Peers that have granted a reservation since the last start."""
         self._gone: set[str] = set()
         """Peers with which p2pd has lost its connection since the last start, and which it does not ask
         again."""
 
     async def choose(self) -> tuple[str, ...]:
-        """Choose relays for the next start: given ones that answer, then others up to WANTED.
+        """Choose relays for the next start of p2pd: all given relays that answer and, if these are fewer than
+        WANTED, others.
 
-        Relays that gave no place after the last start are chosen only if no other relay answers.
+        Given relays that granted no reservation after the last start are chosen only if no other relay
+        answers.
         """
         refused = self._asked - self._placed
         given = await self._answering(self._given)
@@ -71,11 +73,11 @@ class Relays:
         return self.chosen
 
     def places(self, reported: Sequence[str], connected: set[str]) -> list[str]:
-        """Return the addresses of relays at which this node has a place.
+        """Return this node's addresses through the relays that have granted it a reservation.
 
-        `reported` are the relayed addresses that p2pd reports; it reports them only for relays with public
-        addresses. At a relay with a private address, this node is taken to have a place while p2pd keeps its
-        connection to the relay.
+        `reported` are the relayed addresses that p2pd reports. It reports none for relays with private
+        addresses. So a reservation at such a relay is assumed as long as p2pd keeps its connection to the
+        relay.
         """
         private = {peer_of(relay) for relay in self.chosen if is_private(relay)}
         self._gone |= {peer for peer in private & self._placed if peer not in connected}
@@ -87,8 +89,8 @@ class Relays:
         return [*reported, *found]
 
     async def want_a_start(self) -> bool:
-        """Return whether no relay has had a place for this node for too long, and a restart may find one that
-        does."""
+        """Return whether p2pd should be restarted: this node has had no reservation for too long, and some
+        relay answers that has not refused one."""
         now = asyncio.get_running_loop().time()
         if now - self._without < self._patience:
             return False

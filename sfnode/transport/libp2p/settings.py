@@ -1,7 +1,7 @@
 """Settings of a node in the libp2p network, and the command line of p2pd for them.
 
-They are apart from the transport itself, whose import of hivemind loads torch, so that a command line can be
-read quickly.
+They are not in the module `transport`, because that imports hivemind and with it torch, while a command line
+must be read quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sfnode.transport.base import best_first, peer_of
 log = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT = 30
-"""Maximum time, in seconds, for which p2pd waits for this node to attach before it ends. A start takes half a
+"""Time, in seconds, after which p2pd ends if this node has not attached to it. A start takes half a
 second."""
 
 NO_RELAY = '{"Relay": {"Enabled": false}}'
@@ -32,13 +32,13 @@ RELAYED_PEERS = 32
 the same address: p2pd sets libp2p's bounds for one address and for one provider to this number, too."""
 
 CIRCUITS_OF_PEER = 12
-"""Maximum number of circuits of one peer at once. It is the maximum number of links of a peer
+"""Maximum number of circuits of one peer at once, equal to the maximum number of its links
 (`peers.selection.MAX_LINKS`)."""
 
 CIRCUIT_BYTES, CIRCUIT_TIME = 64 << 20, "30m"
 """Maximum bytes in each direction, and maximum duration, of a circuit. A run with 7,000 updates a second
-needs that many bytes. A closed circuit may be opened again at once: p2pd bounds neither the bytes per second
-nor the sum over circuits."""
+sends that many bytes in that time. A closed circuit may be opened again at once: p2pd bounds neither the
+bytes per second nor the sum over circuits."""
 
 CIRCUIT_BUFFER = 64 << 10
 """Size, in bytes, of the buffer for one direction of a circuit; 48 MiB for all circuits. p2pd's own default
@@ -46,7 +46,7 @@ is 16 MiB."""
 
 _LISTEN = re.compile(r"/(ip[46])/([^/]+)/(tcp|udp)/(\d+)(/.*)?")
 _MAX_KEPT = 64
-"""Maximum number of lines that are read of the file of ports. A node listens on one or two addresses."""
+"""Maximum number of lines that are read from the file of ports. A node listens on one or two addresses."""
 _ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -75,7 +75,8 @@ class HivemindSettings:
     circuit_relay: bool = False
     """Whether to relay connections between others, within bounds, once this node is publicly reachable."""
     force_reachability: Literal["", "public", "private"] = ""
-    """Reachability to assume instead of asking other peers; "private" with use_auto_relay."""
+    """Reachability to assume instead of asking other peers. If empty, p2pd asks, but assumes "private" with
+    use_auto_relay."""
 
 
 def p2pd_flags(
@@ -171,7 +172,8 @@ def kept_ports(settings: HivemindSettings) -> tuple[str, ...]:
 
 
 def keep_ports(settings: HivemindSettings, hosts: Sequence[str]) -> None:
-    """Store the ports of `hosts`, the present form of host_maddrs, for the next start."""
+    """Store the ports of `hosts` for the next start. `hosts` are host_maddrs with the ports that are in
+    use."""
     if settings.ports_path is None or tuple(hosts) == kept_ports(settings):
         return
     try:

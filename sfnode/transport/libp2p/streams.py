@@ -60,8 +60,9 @@ MAX_INBOUND_OF_PEER = 4
 """Maximum number of inbound streams of one peer: a link, the link that replaces it, and two requests."""
 
 WASTE_RATE, WASTE_BURST = 1.0, 32.0
-"""Maximum number of wasted streams of one peer, per second and at once. A peer that opens more is
-disconnected. The handshake of a new connection costs the peer more than this node."""
+"""Maximum number of wasted streams of one peer: per second on average, and at once. A stream is wasted if it
+exceeds a limit, or if a direction carries no frame. A peer that wastes more is disconnected, as the handshake
+of a new connection costs the peer more than this node."""
 
 MAX_WASTEFUL = 1024
 """Maximum number of peers whose wasted streams are remembered. Beyond that, the peer whose last wasted stream
@@ -71,8 +72,8 @@ log = logging.getLogger(__name__)
 
 
 def _share(most: int) -> int:
-    """Return `most`, reduced in proportion if this process may have fewer than USUAL file descriptors, of
-    which each stream takes one."""
+    """Return `most` streams, or proportionally fewer if this process may have fewer than USUAL file
+    descriptors. Each stream takes one descriptor."""
     return min(most, most * descriptors.limit() // USUAL)
 
 
@@ -175,12 +176,12 @@ class StreamLink:
 
 
 class Caller(Protocol):
-    """The fields used here of hivemind's information about a stream."""
+    """The fields of hivemind's StreamInfo that are used here."""
 
     peer_id: object
     """Id of the peer that opened the stream, in its string form."""
     addr: object
-    """Address at which that peer is seen, in its string form."""
+    """Address of the peer that opened the stream, as seen from here, in its string form."""
 
 
 def seen_at(caller: Caller) -> str:
@@ -234,7 +235,7 @@ class Switchboard:
             self._requests -= 1
 
     async def hang_up(self) -> None:
-        """Close every link, and wait for the handlers of inbound ones."""
+        """Close every link, and wait for the handlers of inbound links."""
         await asyncio.gather(*(link.close() for link in self._links))
         others = self._inbound - {asyncio.current_task()}
         await cancel(await wait_briefly(others, HANDLER_DEADLINE))
@@ -259,8 +260,8 @@ class Switchboard:
                 await self._note_waste(link.peer)
 
     async def _note_waste(self, peer: str) -> None:
-        """Count a wasted stream of this peer, that is, one beyond the limits, or one without a frame in each
-        direction. Disconnect a peer that wastes too many."""
+        """Count a wasted stream of this peer: the stream exceeded a limit, or carried no frame in one
+        direction or both. Disconnect the peer if it wastes too many."""
         now = asyncio.get_running_loop().time()
         bucket = self._wasted.pop(peer, None) or Bucket(WASTE_BURST, now)
         self._wasted[peer] = bucket
@@ -276,8 +277,8 @@ class Switchboard:
             self._disconnecting.discard(peer)
 
     def _has_room(self, peer: str) -> bool:
-        """Return whether a peer may have one more stream, according to the number of its open and of its
-        wasted streams."""
+        """Return whether a peer may have one more stream: it has neither too many open streams nor wasted too
+        many."""
         spent = self._wasted.get(peer)
         if spent and not spent.holds(1.0, asyncio.get_running_loop().time(), rate=WASTE_RATE):
             return False

@@ -69,14 +69,14 @@ __all__ = ["HivemindSettings", "HivemindTransport"]
 
 LINK_PROTOCOL = "/sfnode/link/1"
 REQUEST_PROTOCOL = "/sfnode/request/1"
-"""Protocol ids of our two kinds of stream. The number will be raised when the framing changes
-incompatibly."""
+"""libp2p protocol ids of the two kinds of stream, links and requests. The version at the end will be raised
+when the framing changes incompatibly."""
 
 ATTACH_DEADLINE = 5.0
 """Deadline, in seconds, for each local step of a start, on a machine that may be busy."""
 
 RPC_DEADLINE = 3.0
-"""Deadline, in seconds, for one DHT message and its answer; this is the time that a dead peer costs."""
+"""Deadline, in seconds, for one DHT message and its answer. A call to a dead peer takes this long."""
 
 DHT_DEADLINE = 12.0
 """Deadline, in seconds, for storing a record or searching a roster: finding the nearest peers, and asking
@@ -213,8 +213,8 @@ class HivemindTransport:
             raise peers_unreachable(others)
 
     async def stop(self) -> None:
-        """Stop everything. If a start or restart is under way, cancel it first: otherwise `stop` waits for
-        its end."""
+        """Stop everything. Waits until a start or restart under way has ended, unless the caller cancels that
+        first."""
         async with self._changing:
             await self._end()
 
