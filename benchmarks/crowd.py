@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import psutil
 
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.store.data_folder import Layout
 from tests.modelshare.crowd import crowd
 from tests.network.namespaces import Place, unavailable, world
@@ -108,7 +108,7 @@ def served(newcomers: Sequence[Node]) -> list[float]:
 
 def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: float) -> bool:
     """Measure node processes and print the results. Return whether these are within the limits."""
-    model = Path(shutil.copytree(files.EMBEDDED / "tiny", home / "first"))
+    model = Path(shutil.copytree(model_files.EMBEDDED / "tiny", home / "first"))
     (model / "vocab.bpe").write_bytes(os.urandom(size))
     options = [word for option in OPTIONS for word in ("--set", option)]
     run = ("--out", home / "run.toml", "--open", "--model", model, "--task", "reviews")
@@ -132,7 +132,7 @@ def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: flo
         seconds = served(newcomers)
         after, copies = work(donor), (sent(places[0]) - bytes_before) / size
         for node in newcomers:
-            assert files.digest(node.folder / "model") == files.digest(model)
+            assert model_files.digest(node.folder / "model") == model_files.digest(model)
     soon = show(seconds, copies, count, size, rate)
     alone, together = before.per_second(start), after.per_second(before)
     print(f"own updates per CPU second: {alone:.1f} before, {together:.1f} then: {together / alone:.2f}")

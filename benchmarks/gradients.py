@@ -33,7 +33,7 @@ from scripts import real_model
 from sfnode.engine import forward, making_bases
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.models import bases, files, loader, shapes
+from sfnode.models import bases, loader, model_files, shapes
 from sfnode.models.quantized import QuantisedLinear
 from sfnode.preparing.manifest import build
 from sfnode.resources import memory
@@ -152,7 +152,7 @@ def written(name: str, folder: Path) -> Path:
     """Return the folder of a model. A shape is written to `folder` first."""
     if not name.startswith(shapes.PREFIX):
         return Path(name)
-    if not (folder / files.CONFIG).exists():
+    if not (folder / model_files.CONFIG).exists():
         shapes.write(shapes.describe(name), folder)
     for file in real_model.FOLDER.glob("*token*"):
         shutil.copy(file, folder)

@@ -37,7 +37,7 @@ import psutil
 
 from sfnode.control.client import Client
 from sfnode.errors import UserError
-from sfnode.models.files import EMBEDDED
+from sfnode.models.model_files import EMBEDDED
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.dataset import rows_of
 

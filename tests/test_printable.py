@@ -22,7 +22,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import JsonFormatter, TextFormatter
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.printable import LONGEST, command, paragraph, printable
 from sfnode.tasks import dataset, templates
 from sfprotocol import model_listing
@@ -112,7 +112,7 @@ def unknown_key() -> None:
 TEXT = Task(kind="text", template="{text}")
 USES: dict[str, Callable[[], object]] = {
     "an unknown key": unknown_key,
-    "an unknown source": lambda: files.resolve(HOSTILE, HOSTILE, None),
+    "an unknown source": lambda: model_files.resolve(HOSTILE, HOSTILE, None),
     "an unreadable template": lambda: templates.parse("{" + HOSTILE),
     "unreadable data": lambda: dataset.load_rows(f"{HOSTILE}.tsv", TEXT),
     "data that are nowhere on the hub": lambda: dataset.load_rows(f"hf:{HOSTILE}:train", TEXT),
@@ -139,7 +139,7 @@ def test_an_error_about_a_hostile_label_is_harmless(tmp_path: Path) -> None:
 def test_a_hostile_listing_names_nothing_that_is_shown(name: str) -> None:
     encoded = msgpack.packb([[name, 1, bytes(32)]])
     with pytest.raises(RemoteProtocolError) as caught:
-        files.require_safe(model_listing.decode(encoded))
+        model_files.require_safe(model_listing.decode(encoded))
     assert is_harmless(str(caught.value))
 
 

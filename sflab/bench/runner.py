@@ -27,7 +27,7 @@ from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node.training.step_scheduler import batches_of
 from sfnode.resources import memory
-from sfnode.resources.policy import spare_cores
+from sfnode.resources.pauses import spare_cores
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.results import BatchResult, BenchResult, IncomingResult, TogetherResult
 from sfprotocol.seeds import update_seeds

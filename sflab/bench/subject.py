@@ -26,7 +26,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader, shapes
+from sfnode.models import loader, model_files, shapes
 from sfnode.resources import memory
 from sfnode.store.named_files import NamedFiles
 from sfnode.tasks import dataset, presets
@@ -239,7 +239,7 @@ def _random_rows(tokens: int, settings: Any) -> list[dataset.Row]:
 
 def _classes(source: str) -> int:
     """Return the number of classes of an encoder's head; 0 for a language model."""
-    settings = shapes.describe(str(files.located(source)))
+    settings = shapes.describe(str(model_files.located(source)))
     classes = int(settings.num_labels) if shapes.has_head(settings) else 0
     if classes == 1:
         raise UserError(
@@ -253,7 +253,7 @@ def _classes(source: str) -> int:
 def _home(wanted: SubjectSpec, source: str) -> Path:
     """Return the folder of the named model, or of the run's model."""
     if wanted.source or not wanted.run:
-        return files.located(source)
+        return model_files.located(source)
     base = wanted.run.model
     here = NamedFiles().and_beside(wanted.run, wanted.folder).model if wanted.folder else None
-    return files.resolve(base.source, base.revision, here)
+    return model_files.resolve(base.source, base.revision, here)

@@ -29,8 +29,8 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models import bases
-from sfnode.models.files import named_folder
 from sfnode.models.loader import LoadedModel
+from sfnode.models.model_files import named_folder
 from sfnode.preparing import manifest as manifests
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset

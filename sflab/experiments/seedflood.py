@@ -32,7 +32,7 @@ from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.node.training.step_scheduler import StepScheduler
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfnode.peers.selection import TARGET_LINKS
+from sfnode.peers.link_slots import TARGET_LINKS
 from sfnode.schema.evaluation import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout

@@ -17,7 +17,7 @@ from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World
 from sfnode.node.startup import last_feed
-from sfnode.peers.selection import MIN_OUTBOUND
+from sfnode.peers.link_slots import MIN_OUTBOUND
 from sfprotocol.link import Link
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed

@@ -118,7 +118,7 @@ def try_reward(
     from sfnode.tasks import verifying
 
     verifying.permit(manifest.task, verifier)
-    from sfnode.models.files import named_folder
+    from sfnode.models.model_files import named_folder
     from sfnode.preparing.rewards import try_out
     from sfnode.preparing.scalars import Means
     from sfnode.store.named_files import NamedFiles

@@ -190,7 +190,7 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
     WRONG_RUN, and the errors of `trained_model.load` and `archive.unpack`.
     """
     from sfnode.cli.trained_model import load
-    from sfnode.models import files
+    from sfnode.models import model_files
     from sfnode.store.named_files import model_of
 
     said = manifest.model.parent
@@ -198,7 +198,9 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
         raise UserError(
             Code.BAD_OPTION, f"the run {manifest.name} started from no other", "Leave out --parent."
         )
-    base = files.resolve(manifest.model.source, manifest.model.revision, model_of(Layout(data_dir), None))
+    base = model_files.resolve(
+        manifest.model.source, manifest.model.revision, model_of(Layout(data_dir), None)
+    )
     with _folder_of(parent) as folder, TemporaryDirectory(prefix="sfnode-") as scratch:
         with opened_run(folder) as (old, _):
             if old.run_id.hex() != said.run_id:
@@ -215,9 +217,9 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
                 f"{said.digest[:16]}... is named"
             )
         trained.trainer.export(Path(scratch) / MODEL, "hf")
-        if files.digest(base) != manifest.model.digest:
+        if model_files.digest(base) != manifest.model.digest:
             raise _differs(f"the model in {base} is not the one with which the run began")
-        if problem := files.difference(base, Path(scratch) / MODEL):
+        if problem := model_files.difference(base, Path(scratch) / MODEL):
             raise _differs(f"its base model is not that of the seal of epoch {said.epoch}: {problem}")
     return f"its base model is run {said.run_id[:16]} {trained.moment}, as it says"
 

@@ -189,7 +189,7 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
     with waiting("loading libraries"):
         from sfnode.cli import init_output as output
         from sfnode.models.bases import path_in
-        from sfnode.models.files import named_folder
+        from sfnode.models.model_files import named_folder
         from sfnode.preparing import files
         from sfnode.preparing.manifest import build, row_examination, usual_estimator
         from sfnode.preparing.measuring import prepare

@@ -13,7 +13,7 @@ from sfnode.dashboard.formatting import baselines_in_words
 from sfnode.manifest import Manifest, public_name
 from sfnode.manifest.sections import is_file
 from sfnode.manifest.training import Training
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.preparing import scalars
 from sfnode.preparing.files import Shared
 from sfnode.preparing.manifest import routes_tokens
@@ -192,7 +192,7 @@ def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[st
     experts and no epsilon was given; it is only on this machine, in the folder `home`."""
     notes = []
     base = manifest.model
-    folder = files.resolve(base.source, base.revision, home)
+    folder = model_files.resolve(base.source, base.revision, home)
     if -1 in base.outputs:
         notes.append(
             "The base model tells other classes apart than these, by their names in its config.json: its "

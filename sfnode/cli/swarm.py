@@ -96,7 +96,7 @@ def swarm(
         raise UserError(Code.BAD_OPTION, "--open: the manifest says it", "Leave --open out.")
     if run and preset:
         raise UserError(Code.BAD_OPTION, "--task: the manifest says it", "Leave --task out.")
-    from sfnode.models.files import named_folder
+    from sfnode.models.model_files import named_folder
 
     started = time.monotonic()
     with TemporaryDirectory(prefix="sfnode-") as made:
@@ -134,7 +134,7 @@ def _made(
     """Return the manifest of a ready-made task. If `model` is given, hyperparameters that suit this model are
     measured, and its bases are written to `folder`."""
     with waiting("loading libraries"):
-        from sfnode.models.files import named_folder
+        from sfnode.models.model_files import named_folder
         from sfnode.preparing.manifest import build, usual_estimator
         from sfnode.preparing.measuring import prepare
         from sfnode.preparing.scalars import Means

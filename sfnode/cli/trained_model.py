@@ -11,7 +11,7 @@ from sfnode.cli.exit import warn
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from sfnode.resources.policy import spare_cores
+from sfnode.resources.pauses import spare_cores
 from sfnode.resources.sensors import Sensors
 from sfnode.store.data_folder import Layout
 

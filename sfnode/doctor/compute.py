@@ -232,14 +232,14 @@ def _count(parameters: int) -> str:
 def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
     """Return the size of the model that `case` names, otherwise of the run's model; None if neither is known.
     Raises UserError MODEL_*."""
-    from sfnode.models import files, shapes
+    from sfnode.models import model_files, shapes
 
     named = case.source or (manifest.model.source if manifest else "")
     if named and shapes.is_shape(named):
         return shapes.parameters(shapes.describe(named)), True
     folder = _folder(case, manifest)
     if folder is not None:
-        tensors = files.stored_tensors(folder).values()
+        tensors = model_files.stored_tensors(folder).values()
         return sum(math.prod(tensor.shape) for tensor in tensors), True
     if manifest is None:
         return None
@@ -250,22 +250,22 @@ def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
 def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
     """Return the folder of the model that `case` names, otherwise of the run's model; None if it must be
     downloaded. Raises UserError MODEL_*."""
-    from sfnode.models import files
+    from sfnode.models import model_files
     from sfnode.store.named_files import model_of
 
     source = case.source or (manifest.model.source if manifest else "")
     if source.startswith(BUILTIN):
-        return files.resolve(source, "", None)
+        return model_files.resolve(source, "", None)
     if not case.source:
         layout = Layout(case.data_dir)
         return model_of(layout, named_files(case, manifest, layout).model) if manifest else None
-    if not (folder := files.named_folder(source)):
+    if not (folder := model_files.named_folder(source)):
         raise UserError(
             Code.MODEL_NOT_FOUND,
             f"{source} is neither a folder here nor a shape",
             "Download the model first, or name one of its size: --model shape:NAME (shape:? lists them).",
         )
-    return files.resolve(source, "", folder)
+    return model_files.resolve(source, "", folder)
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
@@ -286,7 +286,7 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
 def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     """Check model and rows as far as they are stored here, and measure steps. Returns None if measuring takes
     long and was not requested. Raises UserError MODEL_*, DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
-    from sfnode.models import files, loader, shapes
+    from sfnode.models import loader, model_files, shapes
 
     if shapes.is_shape(case.source):
         if not case.measure:
@@ -298,7 +298,7 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     layout = Layout(case.data_dir)
     for check in checks(case, manifest, layout):
         check()
-    if not (case.measure or (place and files.weight_bytes(place) <= AT_HAND)):
+    if not (case.measure or (place and model_files.weight_bytes(place) <= AT_HAND)):
         return None
     per_hour = _updates_per_hour(case, manifest, named_files(case, manifest, layout).places(layout))
     return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")

@@ -32,7 +32,7 @@ from sfnode.engine.destination import new_folder, no_adapter
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest import public_name
-from sfnode.models import files, vetting
+from sfnode.models import model_config, model_files
 from sfnode.models.targets import Form, PretrainedModel
 from sfnode.schema.history import Provenance
 
@@ -244,15 +244,17 @@ def write_settings(
     `labels`: the names of a classifier's classes, empty for a language model; `pad`: the token that the
     tokenizer pads with. Raises OSError.
     """
-    _write(out / files.CONFIG, _config(vetting.read(base / files.CONFIG), model, pad, labels))
-    (out / files.GENERATION).unlink(missing_ok=True)
-    if (base / files.GENERATION).is_file() and not labels:
-        _write(out / files.GENERATION, vetting.generation(base))
-    for name in files.TOKENIZER_FILES:
+    _write(
+        out / model_files.CONFIG, _config(model_config.read(base / model_files.CONFIG), model, pad, labels)
+    )
+    (out / model_files.GENERATION).unlink(missing_ok=True)
+    if (base / model_files.GENERATION).is_file() and not labels:
+        _write(out / model_files.GENERATION, model_config.generation(base))
+    for name in model_files.TOKENIZER_FILES:
         if (base / name).is_file():
             shutil.copyfile(base / name, out / name)
     if (out / TOKENIZER_CONFIG).is_file():
-        settings = vetting.read(base / TOKENIZER_CONFIG)
+        settings = model_config.read(base / TOKENIZER_CONFIG)
         if (ours := _tokenizer(settings)) != settings:
             _write(out / TOKENIZER_CONFIG, ours)
 
@@ -275,8 +277,8 @@ def _config(
             settings["problem_type"] = "single_label_classification"
         if hasattr(model, "score"):  # it finds texts' ends by the padding token, which no text may contain
             settings["pad_token_id"] = pad
-    if added := vetting.older_names(settings, type(model.config)):
-        settings = {key: value for key, value in settings.items() if key != vetting.SAVED_BY} | added
+    if added := model_config.older_names(settings, type(model.config)):
+        settings = {key: value for key, value in settings.items() if key != model_config.SAVED_BY} | added
     return settings
 
 

@@ -21,7 +21,7 @@ from sfnode.engine.trainable_model import TrainableModel
 from sfnode.engine.using import most_tokens
 from sfnode.manifest import hub_rows, is_on_hub, public_name
 from sfnode.manifest.task import Task
-from sfnode.models.files import licence_of
+from sfnode.models.model_files import licence_of
 from sfnode.printable import command, printable
 from sfnode.schema.history import Contributor, Provenance
 from sfnode.schema.metrics import drift_in_words, metric_of, trained_by

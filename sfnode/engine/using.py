@@ -20,8 +20,8 @@ from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.models import loader
-from sfnode.models.files import broken
 from sfnode.models.loader import LoadedModel
+from sfnode.models.model_files import broken
 from sfnode.printable import read_json
 from sfnode.tasks import calibration, chat
 from sfnode.tasks.encoding import Prior, prior_of

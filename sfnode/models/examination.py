@@ -17,7 +17,7 @@ from typing import Any
 from sfnode import __version__
 from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
-from sfnode.models import files
+from sfnode.models import model_files
 
 SECONDS = 120.0
 """Maximum processor time of an examination, in seconds: several times as long as the largest models take on a
@@ -61,10 +61,10 @@ def require_sound(folder: Path, part: ModelPart) -> None:
 
     Models that come with sfnode are not examined.
     """
-    if folder.parent == files.EMBEDDED:
+    if folder.parent == model_files.EMBEDDED:
         return
     name = _name(folder, part)
-    kept = files.cache() / "examined" / name  # an empty file
+    kept = model_files.cache() / "examined" / name  # an empty file
     if name in _sound or kept.exists():
         return
     if reply := _ask(folder, part):
@@ -85,7 +85,7 @@ def readable(folder: Path, part: ModelPart, most: int) -> int:
 
     Models that come with sfnode are not tried: the result is `most`.
     """
-    if folder.parent == files.EMBEDDED:
+    if folder.parent == model_files.EMBEDDED:
         return most
     name = f"{_name(folder, part)} {most}"
     if name not in _readable:
@@ -106,11 +106,11 @@ def _name(folder: Path, part: ModelPart) -> str:
     """Return a hash of a model's files, without the values of weights, and of the versions of the packages
     that read them."""
     state = hashlib.blake2b(repr((part, __version__, *map(version, LIBRARIES))).encode(), digest_size=32)
-    for name in (files.CONFIG, files.GENERATION, *files.TOKENIZER_FILES):
+    for name in (model_files.CONFIG, model_files.GENERATION, *model_files.TOKENIZER_FILES):
         if (folder / name).is_file():
             content = (folder / name).read_bytes()
             state.update(repr((name, len(content))).encode() + content)
-    if files.has_weights(folder):
-        for name, stored in sorted(files.stored_tensors(folder).items()):
+    if model_files.has_weights(folder):
+        for name, stored in sorted(model_files.stored_tensors(folder).items()):
             state.update(repr((name, stored.dtype, stored.shape, stored.size)).encode())
     return state.hexdigest()

@@ -9,7 +9,7 @@ from typing import Any
 
 from sfnode.bounded_process import serve
 from sfnode.errors import Code, UserError
-from sfnode.models import files, loader, shapes
+from sfnode.models import loader, model_files, shapes
 from sfnode.models.examination import ModelPart
 from sfnode.models.targets import PretrainedModel
 
@@ -52,7 +52,7 @@ def _check_size(folder: Path, model: PretrainedModel) -> None:
     """Raise UserError MODEL_UNSAFE for a model much larger than its files. transformers would make up the
     missing tensors, which takes memory."""
     made = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
-    stored = files.weight_bytes(folder)
+    stored = model_files.weight_bytes(folder)
     if made > stored + SPARE:
         raise UserError(
             Code.MODEL_UNSAFE,

@@ -2,7 +2,7 @@
 
 This module knows how transformers loads a model, in which precision, and whether it is the run's base model.
 It knows nothing of updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder
-is run. transformers sees only what `vetting` lets through.
+is run. transformers sees only what `model_config` lets through.
 
 A rebuild starts from the base weights. They are read again from the files, in the stored dtype, so no second
 copy is in memory. Reading a file that has changed raises an error.
@@ -31,7 +31,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import BUILTIN, Model
 from sfnode.manifest.task import Task
-from sfnode.models import examination, files, vetting
+from sfnode.models import examination, model_config, model_files
 from sfnode.models.cuts import cut_of
 from sfnode.models.examination import ModelPart
 from sfnode.models.kept_states import KeptStates, StateFolder
@@ -119,7 +119,7 @@ def describe(source: str, revision: str, selection: Selection = DEFAULT, classif
     path, as a label. `classifier_labels`: the number of classes of an encoder's classification head. A hub
     model without a revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
-    folder = files.located(source, revision)
+    folder = model_files.located(source, revision)
     _examine(folder, classifier_labels)
     skeleton = read_skeleton(folder, classifier_labels)
     check_tokens(folder, skeleton, tokenizer_of(folder))
@@ -128,12 +128,12 @@ def describe(source: str, revision: str, selection: Selection = DEFAULT, classif
     stored = float_tensors(folder)
     _check_finite(folder, ((name, _tensor(_bytes(one), one)) for name, one in stored.items()))
     targets = with_user_errors(folder, lambda: choose(skeleton, selection))
-    shipped, here = source.startswith(BUILTIN), files.named_folder(source)
+    shipped, here = source.startswith(BUILTIN), model_files.named_folder(source)
     return Model(
         source=here.name if here else source,
         revision=revision or ("" if here or shipped else folder.name),
-        digest=files.digest(folder),
-        listing="" if shipped else files.listing_hash(folder),
+        digest=model_files.digest(folder),
+        listing="" if shipped else model_files.listing_hash(folder),
         targets=tuple(str(target) for target in targets),
     )
 
@@ -149,21 +149,21 @@ def load(
     unavailable dtype.
     """
     wanted = manifest.model
-    folder = files.resolve(wanted.source, wanted.revision, override)
-    files.check_digest(folder, wanted.digest)
+    folder = model_files.resolve(wanted.source, wanted.revision, override)
+    model_files.check_digest(folder, wanted.digest)
     model, tokenizer = _read_folder(folder, manifest.task, wanted.outputs)
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
-    if loaded.kept and folder.parent != files.EMBEDDED and not manifest.organised.private:
+    if loaded.kept and folder.parent != model_files.EMBEDDED and not manifest.organised.private:
         name = f"{wanted.digest[:32]}-{loaded.dtype}-{dtype}-{loaded.kept.cut.name}".replace("torch.", "")
-        loaded.kept.folder = StateFolder(files.cache() / "states" / name)
+        loaded.kept.folder = StateFolder(model_files.cache() / "states" / name)
     return loaded
 
 
 def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> LoadedModel:
     """Load the model in a folder for answering, without targets to train. `dtype` and errors are as for
     `load`."""
-    folder = files.resolve("", "", folder)
+    folder = model_files.resolve("", "", folder)
     return make_trainable(*_read_folder(folder, task), (), folder, device, dtype)
 
 
@@ -205,7 +205,7 @@ def read_tokenizer(folder: Path) -> Any:
     MODEL_UNSUPPORTED or MODEL_UNSAFE."""
     silence_transformers()
     try:
-        with vetting.vetted(folder) as vetted:
+        with model_config.vetted(folder) as vetted:
             found: Any = AutoTokenizer.from_pretrained(vetted, local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
@@ -251,8 +251,8 @@ def outputs_of(folder: Path, task: Task) -> tuple[int, ...]:
 def _class_names(folder: Path) -> list[str]:
     """Return the names of a classifier's classes in the order of its outputs, in lower case; empty for a
     model that is no classifier."""
-    settings = vetting.read(folder / files.CONFIG)
-    if not any(name.endswith("ForSequenceClassification") for name in vetting.architectures(settings)):
+    settings = model_config.read(folder / model_files.CONFIG)
+    if not any(name.endswith("ForSequenceClassification") for name in model_config.architectures(settings)):
         return []
     names = settings.get("id2label") or [f"{NAMELESS}{number}" for number in range(2)]  # as is usual
     ordered = (
@@ -413,7 +413,7 @@ def auto(labels: int) -> Any:
 
 def _settings(folder: Path, labels: int) -> Any:
     """Return the model's configuration; with `labels`, that many classes for the head."""
-    settings = vetting.configuration(folder)
+    settings = model_config.configuration(folder)
     if labels:
         settings.num_labels = labels
     return settings
@@ -494,7 +494,7 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
     if labels:
         _check_head(folder, _skeleton(folder, labels), labels)
     silence_transformers()
-    with vetting.vetted(folder) as view:
+    with model_config.vetted(folder) as view:
         model, report = auto(labels).from_pretrained(
             view,
             config=_settings(folder, labels),
@@ -606,7 +606,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 """torch's float types, keyed by their names in the safetensors format."""
 
 
-InFile = tuple[files.StoredTensor, int]
+InFile = tuple[model_files.StoredTensor, int]
 """The location of a tensor in a file, and the checksum of its bytes."""
 
 
@@ -614,7 +614,7 @@ class BaseWeights:
     """The base weights of the targets, keyed by number of the target."""
 
     def __init__(
-        self, sites: Sequence[TargetSite], stored: dict[str, files.StoredTensor], prefix: str
+        self, sites: Sequence[TargetSite], stored: dict[str, model_files.StoredTensor], prefix: str
     ) -> None:
         """Record the origin of each target's weight; the model must hold the base weights now.
 
@@ -634,12 +634,14 @@ class BaseWeights:
         return view(parameter, self._forms[number])
 
 
-def float_tensors(folder: Path) -> dict[str, files.StoredTensor]:
+def float_tensors(folder: Path) -> dict[str, model_files.StoredTensor]:
     """Return the float tensors in a base model's folder, keyed by name. Raises UserError MODEL_*."""
-    return {name: stored for name, stored in files.stored_tensors(folder).items() if stored.dtype in DTYPES}
+    return {
+        name: stored for name, stored in model_files.stored_tensors(folder).items() if stored.dtype in DTYPES
+    }
 
 
-def _origin(site: TargetSite, stored: dict[str, files.StoredTensor], prefix: str) -> InFile | Tensor:
+def _origin(site: TargetSite, stored: dict[str, model_files.StoredTensor], prefix: str) -> InFile | Tensor:
     """Return the origin of a target's base weight: its place in a file if the file holds the same numbers,
     otherwise a copy.
 
@@ -659,7 +661,7 @@ def _origin(site: TargetSite, stored: dict[str, files.StoredTensor], prefix: str
     return parameter.clone().cpu()
 
 
-def _read(stored: files.StoredTensor, checksum: int) -> Tensor:
+def _read(stored: model_files.StoredTensor, checksum: int) -> Tensor:
     raw = _bytes(stored)
     if _checksum(raw) != checksum:
         raise UserError(
@@ -675,7 +677,7 @@ def _checksum(raw: Tensor) -> int:
     return zlib.crc32(buffer)
 
 
-def _bytes(stored: files.StoredTensor) -> Tensor:
+def _bytes(stored: model_files.StoredTensor) -> Tensor:
     """Return the raw bytes of a stored tensor. They are read, not mapped, so that they can be freed after
     use."""
     raw = torch.empty(stored.size, dtype=torch.uint8)
@@ -694,5 +696,5 @@ def _bytes(stored: files.StoredTensor) -> Tensor:
     return raw
 
 
-def _tensor(raw: Tensor, stored: files.StoredTensor) -> Tensor:
+def _tensor(raw: Tensor, stored: model_files.StoredTensor) -> Tensor:
     return raw.view(DTYPES[stored.dtype]).view(stored.shape)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from sfnode.errors import Code, UserError
-from sfnode.models import examination, files, loader, vetting
+from sfnode.models import examination, loader, model_config, model_files
 from sfnode.printable import first_line, read_toml
 
 PREFIX = "shape:"
@@ -42,8 +42,8 @@ def is_shape(source: str) -> bool:
     if source.startswith(PREFIX):
         return True
     path = Path(source)
-    weights = (file for pattern in ("*.safetensors", *files.PICKLES) for file in path.glob(pattern))
-    return (path / files.CONFIG).is_file() and not any(weights)
+    weights = (file for pattern in ("*.safetensors", *model_files.PICKLES) for file in path.glob(pattern))
+    return (path / model_files.CONFIG).is_file() and not any(weights)
 
 
 def describe(source: str) -> Any:
@@ -69,7 +69,7 @@ def read(folder: Path) -> Any:
     Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
     try:
-        return vetting.configuration(folder)
+        return model_config.configuration(folder)
     except UserError:
         raise
     except Exception as error:  # transformers documents no common base of what it raises
@@ -109,7 +109,9 @@ def token_numbers(vocabulary: int) -> Any:
 
 def has_head(settings: Any) -> bool:
     """Return whether the configuration belongs to an encoder, which classifies texts and writes none."""
-    return any(name.endswith(vetting.ENCODER_HEADS) for name in vetting.architectures(settings.to_dict()))
+    return any(
+        name.endswith(model_config.ENCODER_HEADS) for name in model_config.architectures(settings.to_dict())
+    )
 
 
 def _random(settings: Any) -> Any:

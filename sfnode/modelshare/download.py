@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.models.files import missing, require_safe, write_piece
+from sfnode.models.model_files import missing, require_safe, write_piece
 from sfnode.modelshare.listed import Listed, add_piece, has_piece, map_bytes
 from sfnode.printable import size_text
 from sfnode.resources.bandwidth_limits import RateLimit

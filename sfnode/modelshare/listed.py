@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from sfnode.models.files import read_piece
+from sfnode.models.model_files import read_piece
 from sfprotocol.model_listing import Piece, decode
 
 

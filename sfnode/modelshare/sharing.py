@@ -20,8 +20,8 @@ from typing import Any, Literal
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.models import files as model_folder
-from sfnode.models.files import list_model
+from sfnode.models import model_files as model_folder
+from sfnode.models.model_files import list_model
 from sfnode.modelshare.download import Givers, ModelDownload, put_in_place
 from sfnode.modelshare.listed import Listed
 from sfnode.modelshare.uplink import Part, Shares, Uplink

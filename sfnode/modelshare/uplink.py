@@ -4,7 +4,7 @@ At most as many bytes are on their way as the uplink carries in QUEUE seconds. A
 finished before another piece is begun, because only whole pieces can be passed on by their receivers.
 
 The uplink is divided equally among ranges of addresses, and within a range equally among its peers. The
-reason is that ids cost nothing, and further addresses of one range cost little (`peers.selection`). A
+reason is that ids cost nothing, and further addresses of one range cost little (`peers.link_slots`). A
 stranger with a thousand ids in one range gets the share of one range. If only one peer asks, it gets the
 whole uplink.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from sfnode.peers.selection import address_range
+from sfnode.peers.link_slots import address_range
 from sfnode.transport.base import REQUEST_DEADLINE, Asker
 from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import MAX_PART_BYTES

@@ -130,7 +130,9 @@ def require_rows(settings: Settings, manifest: Manifest, places: Places, began: 
 def require_model(settings: Settings, manifest: Manifest) -> None:
     """Check that a named folder holds the run's base model. Raises UserError MODEL_*."""
     if settings.model:
-        from sfnode.models import files  # takes half a second to import
+        from sfnode.models import model_files  # takes half a second to import
 
         wanted = manifest.model
-        files.check_digest(files.resolve(wanted.source, wanted.revision, settings.model), wanted.digest)
+        model_files.check_digest(
+            model_files.resolve(wanted.source, wanted.revision, settings.model), wanted.digest
+        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.descriptors import patiently
-from sfnode.models.files import licence_of
+from sfnode.models.model_files import licence_of
 from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
 from sfnode.peers.invitations import compose, invite

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from sfnode.errors import UserError
+from sfnode.peers.faults import Faults, doubled
 from sfnode.transport.base import PeerRecord, is_loopback, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
@@ -32,20 +33,6 @@ BACKOFF_MOST_GIVEN = 10.0
 occupy every free place for a link. Then a node must dial often, and only the peers that the user gave surely
 lead to honest nodes."""
 
-FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
-"""First and maximum time, in seconds, for which a peer that broke a rule gets no link in either direction.
-The time doubles with each fault. A new id costs nothing, but the refusal stops a broken program from coming
-back, and makes an attacker begin anew each time."""
-
-FAULT_MEMORY = 3_600.0
-"""Time, in seconds, for which a peer's faults are remembered after its refusal has ended. Another fault
-within that time counts as a repetition, so that the next refusal is longer. A useful link clears the faults
-earlier."""
-
-MAX_FAULTS = 256
-"""Maximum number of peers whose faults are remembered (40 KiB). When there are more, the faults of the peer
-whose refusal ends first are forgotten."""
-
 BACKOFF_PLAIN = 600.0
 """Pause, in seconds, before a peer of Hivemind's DHT that is no node is dialled again. Its owner may start a
 node."""
@@ -54,12 +41,9 @@ BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
 """First and maximum pause, in seconds, between attempts to bootstrap from a given or remembered address. The
 pause doubles with each attempt until the peer answers."""
 
-
 JITTER = 0.8, 1.2
 """Range of the random factor of a wait. It keeps nodes that lost a peer at the same time from dialling it at
 the same time."""
-
-_MOST_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
@@ -100,8 +84,7 @@ class AddressBook:
         self._own = own
         self._random = random
         self._entries: dict[str, _Entry] = {}
-        self._faults: dict[str, tuple[int, float]] = {}
-        """Number of faults of each peer, and the time until which the peer gets no link."""
+        self._faults = Faults()
         self._met: dict[str, None] = {}
         """Peers whose links were of use, the latest last."""
         for address in reversed(list(remembered)):  # the newest are added last
@@ -177,7 +160,7 @@ class AddressBook:
 
     def succeeded(self, peer: str) -> None:
         """Note that a link with the peer was of use. Forgives its earlier faults."""
-        self._faults.pop(peer, None)
+        self._faults.forgive(peer)
         if entry := self._entries.get(peer):
             entry.failures, entry.not_before, entry.plain = 0, float("-inf"), False
             self._met.pop(peer, None)
@@ -205,16 +188,11 @@ class AddressBook:
 
     def misbehaved(self, peer: str, now: float) -> None:
         """Refuse the peer any link for a while, as it broke a rule."""
-        times, until = self._faults.pop(peer, (0, now))
-        if now - until > FAULT_MEMORY:
-            times = 0
-        self._faults[peer] = times + 1, now + doubled(FAULT_FIRST, times, FAULT_MOST)
-        if len(self._faults) > MAX_FAULTS:
-            del self._faults[min(self._faults, key=lambda name: self._faults[name][1])]
+        self._faults.add(peer, now)
 
     def refused(self, peer: str, now: float) -> bool:
         """Return whether this peer gets no link at `now` because of a fault."""
-        return peer in self._faults and now < self._faults[peer][1]
+        return self._faults.refused(peer, now)
 
     # -- bootstrapping -----------------------------------------------------------------------------
 
@@ -302,12 +280,6 @@ def _is_address_of(peer: str, address: str) -> bool:
         return address.split() == [address] and peer_of(address) == peer
     except UserError:
         return False
-
-
-def doubled(first: float, times: int, most: float) -> float:
-    """Return the pause, in seconds, after a failure that followed `times` earlier ones: `first`, doubled
-    `times` times, and at most `most`."""
-    return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)
 
 
 def about(seconds: float, random: Random) -> float:

@@ -16,7 +16,7 @@ Theory of operation. A node that is OPEN does five jobs, each when its own deadl
 
 A job is not begun again before it has ended, unless a bootstrap peer answers after a silence: then announce
 and find begin, as the peer may know others of which our part of the network has never heard. After a restart
-of the transport, and when the node is OPEN again, all jobs are due at once. `peers.selection` decides which
+of the transport, and when the node is OPEN again, all jobs are due at once. `peers.link_slots` decides which
 links there should be.
 """
 
@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from sfnode.peers import events, selection
-from sfnode.peers.address_book import AddressBook, about, doubled
-from sfnode.peers.selection import LinkFacts, address_range
+from sfnode.peers import events, link_slots
+from sfnode.peers.address_book import AddressBook, about
+from sfnode.peers.faults import doubled
+from sfnode.peers.link_slots import LinkFacts, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 from sfnode.transport.roster import MAX_TTL
 
@@ -193,7 +194,7 @@ class PeerManager:
     @property
     def wanting(self) -> bool:
         """Whether the node has fewer links than it should have."""
-        return selection.missing(self.standings()) > 0
+        return link_slots.missing(self.standings()) > 0
 
     @property
     def alone(self) -> bool:
@@ -201,14 +202,14 @@ class PeerManager:
         return not (self.linked or self.dialling)
 
     def standings(self) -> list[LinkFacts]:
-        """Return the links as `selection` sees them, in the order in which they were opened."""
+        """Return the links as `link_slots` sees them, in the order in which they were opened."""
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
         """Return whether an inbound link would be accepted from this peer, with which there is no link
         yet."""
         newcomer = LinkFacts(peer, False, now, address_range(address))
-        verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
+        verdict = link_slots.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is events.Presence.OPEN and verdict.accept
 
     # -- the one entry -----------------------------------------------------------------------------
@@ -289,11 +290,11 @@ class PeerManager:
 
     def _has_room(self, event: events.LinkOpened, now: float) -> bool:
         """Return whether to keep a link of a peer that is no neighbour, after giving up another link for it
-        if `selection` says so."""
+        if `link_slots` says so."""
         newcomer = LinkFacts(event.peer, event.outbound, now, address_range(event.address))
         if event.outbound:
-            return selection.may_keep(newcomer, self.standings())
-        verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
+            return link_slots.may_keep(newcomer, self.standings())
+        verdict = link_slots.whom_to_let_in(newcomer, self.standings(), self.book, now)
         self._give_up(verdict.instead_of, events.Reason.GAVE_WAY, now)
         return verdict.accept
 
@@ -343,10 +344,10 @@ class PeerManager:
         book."""
         if self.presence is not events.Presence.OPEN:
             return
-        for peer in selection.whom_to_let_go(self.standings(), self._dialling, self.book, now):
+        for peer in link_slots.whom_to_let_go(self.standings(), self._dialling, self.book, now):
             self._give_up(peer, events.Reason.MUTE, now)
         self._checked_at = now
-        self._dial(selection.whom_to_dial(self.standings(), self._dialling, self.book, now))
+        self._dial(link_slots.whom_to_dial(self.standings(), self._dialling, self.book, now))
         self._keep_book()
 
     def _dial(self, peers: Iterable[str]) -> None:
@@ -446,7 +447,7 @@ class PeerManager:
     def _meet(self, peer: str, now: float) -> None:
         """Dial a peer that has come back, even if that makes one link more than the target."""
         busy = self.linked | self.dialling
-        room = len(busy) <= selection.TARGET_LINKS
+        room = len(busy) <= link_slots.TARGET_LINKS
         if room and peer not in busy and not self.book.refused(peer, now):
             self._dial([peer])
 
@@ -455,8 +456,8 @@ class PeerManager:
         and would otherwise never contact the other half."""
         self._probe_at = now + about(PROBE_INTERVAL, self._random)
         self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
-        self._give_up(selection.whom_to_give_up(self.standings(), now), events.Reason.GAVE_WAY, now)
-        self._dial(selection.whom_to_probe(self.standings(), self._dialling, self.book, now))
+        self._give_up(link_slots.whom_to_give_up(self.standings(), now), events.Reason.GAVE_WAY, now)
+        self._dial(link_slots.whom_to_probe(self.standings(), self._dialling, self.book, now))
 
     # -- restarts and absence ----------------------------------------------------------------------
 
@@ -498,7 +499,7 @@ def _count(neighbour: _Neighbour, count: events.LinkCount, now: float) -> None:
     """Add to the neighbour's `useful` the updates that were counted since the previous call."""
     neighbour.heard = neighbour.heard or count.heard
     elapsed, neighbour.counted_at = now - neighbour.counted_at, now
-    neighbour.useful = selection.decayed(neighbour.useful, elapsed)
+    neighbour.useful = link_slots.decayed(neighbour.useful, elapsed)
     if count.useful is not None:
         neighbour.blank = count.blank
         neighbour.useful += count.useful - neighbour.counted

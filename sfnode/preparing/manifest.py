@@ -30,7 +30,7 @@ from sfnode.manifest.sections import (
 )
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import examination, files, loader, vetting
+from sfnode.models import examination, loader, model_config, model_files
 from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
 from sfnode.preparing import proposals
 from sfnode.printable import command
@@ -206,7 +206,7 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
     name, preset, source, revision, task, data = beginning(given)
     first, organised = by_gradients(given), "organiser" in given
     given = {key: given[key] for key in given if key != "estimator"}
-    home = files.located(source, revision)
+    home = model_files.located(source, revision)
     head = _trains_head(task, given, home)
     own = preset.training if preset and source == preset.model else None
     selection, training, rounds = _usual(task, head, own, first=first)
@@ -340,7 +340,7 @@ def _fits(rank: int, sizes: Sequence[tuple[int, int]]) -> bool:
 def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:
     """Return an examination of rows for the run that these options describe. Raises UserError as `build`."""
     begun = beginning(given)
-    home = files.located(begun.source, begun.revision)
+    home = model_files.located(begun.source, begun.revision)
     return RowExamination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
 
 
@@ -359,8 +359,8 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
     training = _section(old.training.model_copy(update=begun), given)
     model = Model(
         **old.model.model_dump()
-        | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}
-        | {"listing": files.listing_hash(folder)}
+        | {"source": folder.name, "outputs": (), "revision": "", "digest": model_files.digest(folder)}
+        | {"listing": model_files.listing_hash(folder)}
     )
     if SELECTION & given.keys():
         model = loader.describe(str(folder), "", _selection(given, DEFAULT), loader.classes(task))
@@ -411,7 +411,7 @@ def beginning(given: dict[str, Any]) -> Beginning:
             "Name one with --model: a folder, or a Hugging Face id.",
         )
     source = source or (preset.model if preset else presets.DEFAULT_MODEL)
-    task = _task(preset, given, files.located(source, revision))
+    task = _task(preset, given, model_files.located(source, revision))
     roles = {role: _absolute(given[role]) for role in public_files.ROLES if role in given}
     data = _section(preset.data if preset else Data(), given | roles)
     return Beginning(name, preset, source, revision, task, data)
@@ -470,7 +470,7 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     """Return the preset's task, adapted to the model in this folder, with the given fields."""
     fields: dict[str, Any] = {}
     if preset:
-        headed, asking = _headed(preset, given, home), not _is_encoder(_json(home / files.CONFIG))
+        headed, asking = _headed(preset, given, home), not _is_encoder(_json(home / model_files.CONFIG))
         fields = presets.task_of(preset, headed=headed, asking=asking).model_dump()
     elif given.get("kind", "reward" if "verifier" in given else "") == "reward":
         tokens = given.get("answer_tokens", ANSWER_TOKENS)
@@ -504,24 +504,24 @@ def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
     """Return whether a ready-made task is learnt by a head. By default a task about one text is learnt by a
     head, unless the model is the task's own or options ask for a prompt or for layers of the body. A frozen
     causal model says little about how two texts compare."""
-    if "kind" in given or _is_encoder(_json(home / files.CONFIG)):
+    if "kind" in given or _is_encoder(_json(home / model_files.CONFIG)):
         return given.get("kind") != "classification"
     own = {"template", "loss", *SELECTION} & set(given)
     one_text = bool(preset.texts) and templates.SEPARATOR not in preset.texts
-    return one_text and home.parent != files.EMBEDDED and not own
+    return one_text and home.parent != model_files.EMBEDDED and not own
 
 
 def _trains_head(task: Task, given: dict[str, Any], home: Path) -> bool:
     """Return whether a run trains only the linear head of a causal model, which is the default for
     classifiers."""
-    causal = not _is_encoder(_json(home / files.CONFIG))
+    causal = not _is_encoder(_json(home / model_files.CONFIG))
     return causal and task.kind == "sequence-classification" and not SELECTION & given.keys()
 
 
 def _check_kind(task: Task, home: Path) -> None:
     """Raise UserError MODEL_UNSUPPORTED for an encoder in a language task. transformers would load it, but an
     encoder sees the tokens that it has to predict."""
-    if task.kind != "sequence-classification" and _is_encoder(_json(home / files.CONFIG)):
+    if task.kind != "sequence-classification" and _is_encoder(_json(home / model_files.CONFIG)):
         raise UserError(
             Code.MODEL_UNSUPPORTED,
             f"{home} classifies whole texts, and a task of the kind {task.kind} needs a model that predicts "
@@ -544,8 +544,8 @@ def _absolute(source: str) -> str:
 
 def _is_encoder(config: dict[str, Any]) -> bool:
     """Return whether a model classifies whole texts instead of predicting the next token."""
-    names = vetting.architectures(config)
-    if any(name.endswith(vetting.ENCODER_HEADS) for name in names):
+    names = model_config.architectures(config)
+    if any(name.endswith(model_config.ENCODER_HEADS) for name in names):
         return True
     masked = str(config.get("model_type")) in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     one_sided = not config.get("is_decoder") and not config.get("is_encoder_decoder")
@@ -554,14 +554,14 @@ def _is_encoder(config: dict[str, Any]) -> bool:
 
 def routes_tokens(home: Path) -> bool:
     """Return whether the base model in a folder is a mixture of experts according to its configuration."""
-    config = _json(home / files.CONFIG)
+    config = _json(home / model_files.CONFIG)
     return any(isinstance(size := config.get(key), int) and size > 1 for key in EXPERT_COUNTS)
 
 
 def _positions(home: Path, task: Task) -> int:
     """Return the maximum tokens of a row: the least of the task's maximum, the maximum in the model's files,
     and the number of tokens that the model really can read."""
-    config, tokenizer = _json(home / files.CONFIG), _json(home / "tokenizer_config.json")
+    config, tokenizer = _json(home / model_files.CONFIG), _json(home / "tokenizer_config.json")
     sizes = (
         task.max_tokens,
         config.get("max_position_embeddings"),
@@ -574,7 +574,7 @@ def _positions(home: Path, task: Task) -> int:
 
 def _json(file: Path) -> dict[str, Any]:
     """Return the object in a file; an empty one if there is no such file."""
-    return vetting.read(file) if file.is_file() else {}
+    return model_config.read(file) if file.is_file() else {}
 
 
 def _organised(training: Training, given: dict[str, Any]) -> OrganisedSection:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import BUILTIN, HUB, is_file, run_name
 from sfnode.manifest.task import Task
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.preparing.proposals import NOTHING, Proposal, estimator, propose
 from sfnode.preparing.table import DataTable, read_table
 from sfnode.tasks import dataset, prompts
@@ -154,20 +154,20 @@ def _require_rows(table: DataTable, count: int, why: str = "") -> None:
 def last_model() -> str:
     """Return the last base model, or the recommended one."""
     try:
-        found = (files.cache() / LAST_MODEL).read_text("utf-8").strip()
+        found = (model_files.cache() / LAST_MODEL).read_text("utf-8").strip()
     except (OSError, ValueError):
         found = ""
     if found and (not Path(found).is_absolute() or Path(found).is_dir()):
         return found
-    here = files.cache() / Path(RECOMMENDED).name
-    return str(here) if (here / files.SINGLE).is_file() else RECOMMENDED
+    here = model_files.cache() / Path(RECOMMENDED).name
+    return str(here) if (here / model_files.SINGLE).is_file() else RECOMMENDED
 
 
 def remember_model(source: str) -> None:
     """Store this base model as the proposal for the next run."""
     try:
-        files.cache().mkdir(parents=True, exist_ok=True)
-        (files.cache() / LAST_MODEL).write_text(f"{source}\n", "utf-8")
+        model_files.cache().mkdir(parents=True, exist_ok=True)
+        (model_files.cache() / LAST_MODEL).write_text(f"{source}\n", "utf-8")
     except OSError:  # only a proposal is lost
         return
 

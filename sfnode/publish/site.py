@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, names_folders, public_name
 from sfnode.manifest.sections import BUILTIN
-from sfnode.models.files import EMBEDDED, licence_of
+from sfnode.models.model_files import EMBEDDED, licence_of
 from sfnode.publish import run_file
 from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words

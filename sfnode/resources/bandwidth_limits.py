@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import date
 
 from sfnode.limits import MEGABYTE
-from sfnode.resources.policy import BURST
+from sfnode.resources.pauses import BURST
 from sfnode.store.log import UpdateLog
 from sfprotocol.rate_limit import Bucket
 

@@ -1,7 +1,7 @@
 """Sensors of the machine: load, user activity, power supply, programs, temperature, memory, energy.
 
 Reads only the sensors that a limit needs: through psutil, and for NVIDIA GPUs through NVML where its library
-is installed. `policy` decides what follows from the readings.
+is installed. `pauses` decides what follows from the readings.
 
 Cgroups may allow this process fewer cores than there are (`docker run --cpus`, systemd's `CPUQuota=`). With
 such a limit all cores are still visible. With a thread on each of them, the process would use up its time in
@@ -24,7 +24,7 @@ import psutil
 
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from sfnode.resources.policy import Readings, normalised_program
+from sfnode.resources.pauses import Readings, normalised_program
 
 BUSY_SHARE = 0.15
 """Share of all cores above which other programs count as somebody using the machine. An idle desktop takes a

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import lora
 from benchmarks.texts import Texts
 from sfnode.models import loader
-from sfnode.models.files import EMBEDDED
+from sfnode.models.model_files import EMBEDDED
 from sfnode.tasks import dataset, presets
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

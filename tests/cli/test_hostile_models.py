@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.preparing.manifest import build
 from sfnode.tasks import tokenizer_calls
 from tests.cli.helpers import Run
@@ -98,7 +98,7 @@ def test_who_starts_a_run_with_it_is_told_so(name: str, rows: str, tmp_path: Pat
 def test_who_looks_at_a_run_with_it_is_told_so(name: str, rows: str, tmp_path: Path, sfnode: Run) -> None:
     case, sound = CASES[name], build({"model": str(model_folder("opt")), "preset": "sst2", "train": rows})
     folder = case.make(tmp_path / "model")
-    hostile_model: dict[str, Any] = {"source": str(folder), "digest": files.digest(folder)}
+    hostile_model: dict[str, Any] = {"source": str(folder), "digest": model_files.digest(folder)}
     run = sound.model_copy(update={"model": sound.model.model_copy(update=hostile_model)})
     Path("run.toml").write_text(run.to_toml())
     ended = sfnode("doctor", "--run", "run.toml", "--ntp", "none").failed()

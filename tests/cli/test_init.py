@@ -19,8 +19,8 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OpenSection
-from sfnode.models import bases, files, loader
-from sfnode.models.files import EMBEDDED
+from sfnode.models import bases, loader, model_files
+from sfnode.models.model_files import EMBEDDED
 from sfnode.preparing import rewards, scalars, trial
 from sfnode.preparing.manifest import build
 from sfnode.preparing.measuring import RANKS
@@ -340,7 +340,7 @@ def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Pat
     assert f"Others get these {len(ROWS['text'])} B from your nodes" in ended.out
     manifest = written(ended)
     assert str(Path().resolve()) not in manifest.data.model_dump_json()
-    assert manifest.model.listing == files.listing_hash(model)
+    assert manifest.model.listing == model_files.listing_hash(model)
     assert default_manifest().model.listing == ""
 
 

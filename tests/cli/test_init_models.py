@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from sfnode.manifest import Manifest
-from sfnode.models.files import EMBEDDED
+from sfnode.models.model_files import EMBEDDED
 from sfnode.tasks import fitting
 from sfnode.tasks.presets import PRESETS
 from tests.cli.helpers import Ended, Run, sets

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.preparing import plan, scalars
 from sfnode.tasks import calibration
 from sfnode.tasks.templates import ASKING
@@ -237,9 +237,9 @@ def test_the_model_that_was_used_last_is_proposed(sfnode: Run) -> None:
 
 
 def test_the_recommended_model_need_not_be_downloaded_where_it_is_in_the_cache() -> None:
-    folder = files.cache() / Path(plan.RECOMMENDED).name
+    folder = model_files.cache() / Path(plan.RECOMMENDED).name
     folder.mkdir(parents=True)
-    (folder / files.SINGLE).touch()
+    (folder / model_files.SINGLE).touch()
     assert plan.last_model() == str(folder)
 
 

@@ -17,7 +17,7 @@ from sfnode.cli.trained_model import load
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
-from sfnode.models import bases, files
+from sfnode.models import bases, model_files
 from sfnode.preparing import scalars
 from sfnode.preparing.manifest import build
 from sfnode.schema.history import (
@@ -213,11 +213,11 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
     assert CheckoutResult.model_validate(json.loads(third.out)).updates == 36
     assert f"wrote {tmp_path / 'third'} (after round 3, " in third.err, "JSON stands alone"
     sfnode("export", "--out", tmp_path / "last", *here).done()
-    assert files.difference(tmp_path / "third", tmp_path / "last") is None
+    assert model_files.difference(tmp_path / "third", tmp_path / "last") is None
     best = sfnode("export", "--out", tmp_path / "best", "--seal", "best", *here).done()
     assert "after round 0, " in best.out, "the one that was evaluated"
-    assert files.difference(tmp_path / "first", tmp_path / "best") is None
-    told = files.difference(tmp_path / "first", tmp_path / "last")
+    assert model_files.difference(tmp_path / "first", tmp_path / "best") is None
+    told = model_files.difference(tmp_path / "first", tmp_path / "last")
     assert told
     assert "has other values" in told
 
@@ -321,7 +321,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     assert fork.run_id.hex() in ended.out
     assert fork.organised.organiser != RUN.organised.organiser
     assert fork.training.learning_rate == RATE / RATE_ONE  # half of it only from epoch 3 on
-    assert fork.model.digest == files.digest(tmp_path / "fork/model")
+    assert fork.model.digest == model_files.digest(tmp_path / "fork/model")
     assert list((home / ".local/share/sfnode/keys").glob(f"{fork.run_id.hex()}*"))
 
     at_seal = load(folder, None, "cpu", "float32", epoch=1).trainer.evaluate(32)
@@ -414,7 +414,7 @@ def test_a_fork_of_something_else_is_found_out(sfnode: Run, folder: Path, tmp_pa
     """The manifest names another state, or a model that does not match the state."""
     assert sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder).status == 0
     assert sfnode("history", "checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
-    fork, other = Manifest.from_toml(tmp_path / "fork/run.toml"), files.digest(tmp_path / "other")
+    fork, other = Manifest.from_toml(tmp_path / "fork/run.toml"), model_files.digest(tmp_path / "other")
     parent = fork.model.parent
     assert parent
     for name, lie, model, says in (

@@ -34,7 +34,7 @@ LOAD = """
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from sfnode.models.files import EMBEDDED
+from sfnode.models.model_files import EMBEDDED
 
 base = AutoModelForCausalLM.from_pretrained(EMBEDDED / "tiny")
 whole = AutoModelForCausalLM.from_pretrained("./model")

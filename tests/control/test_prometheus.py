@@ -19,7 +19,7 @@ from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.node.training import limiter
 from sfnode.organising.reporting import alarms
-from sfnode.resources import policy
+from sfnode.resources import pauses
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
@@ -211,8 +211,8 @@ def test_each_device_says_what_it_has_measured_and_whether_it_has_failed() -> No
 def test_every_reason_for_a_pause_has_a_metric() -> None:
     limits = {"hours": "1:00-2:00", "idle": 5, "mains": True, "not_while": "game", "celsius": 80}
     every = Limits.model_validate(limits | {"memory": 1, "mb_per_day": 1})
-    bad = policy.Readings(time(12, 0), 0.0, False, frozenset({"game"}), 99.0, 2, 2.0, day_bytes=10**6)
-    reasons = {reason.limit for reason in policy.pause_reasons(every, bad, ())}
+    bad = pauses.Readings(time(12, 0), 0.0, False, frozenset({"game"}), 99.0, 2, 2.0, day_bytes=10**6)
+    reasons = {reason.limit for reason in pauses.pause_reasons(every, bad, ())}
     assert set(prometheus.PAUSES) == {limiter.ASKED_BY_OWNER, limiter.DISK, limiter.ROOM, *reasons}
 
 

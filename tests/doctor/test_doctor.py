@@ -27,7 +27,7 @@ from sfnode.errors import UserError
 from sfnode.limits import Limits
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
-from sfnode.models.files import EMBEDDED
+from sfnode.models.model_files import EMBEDDED
 from sfnode.node import equipment
 from sfnode.store.data_folder import DataDir, Layout, open_data_dir
 from sfnode.store.named_files import NamedFiles

@@ -19,7 +19,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.models import files, loader
+from sfnode.models import loader, model_files
 from sfnode.models.quantized import Int8Linear
 from sfnode.models.targets import DEFAULT, Selection, view
 from sfnode.tasks.public_files import typed
@@ -125,7 +125,7 @@ def own_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder with the folders of states."""
     own = folder / "cache" / "sfnode"
     own.mkdir(parents=True)
-    examined = files.cache() / "examined"
+    examined = model_files.cache() / "examined"
     examined.mkdir(parents=True, exist_ok=True)
     (own / "examined").symlink_to(examined)
     monkeypatch.setenv("XDG_CACHE_HOME", str(own.parent))

@@ -39,7 +39,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.node import checkpoints, organising
 from sfnode.organising import making, organiser
-from sfnode.peers import address_book
+from sfnode.peers import address_book, faults
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
@@ -159,7 +159,8 @@ def hurried() -> Iterator[None]:
         (control_sync, {"WANT_AGAIN": 0.3}),
         (fork_resolution, {"SHOW_AGAIN": 0.5, "INQUIRY_TIME": 3.0}),
         (join_requests, {"SEND_AGAIN": 0.5, "REPEAT_TIME": 0.3}),
-        (address_book, {"BACKOFF_MOST": 1.0, "BOOTSTRAP_MOST": 1.0, "FAULT_FIRST": 1.0, "FAULT_MOST": 2.0}),
+        (address_book, {"BACKOFF_MOST": 1.0, "BOOTSTRAP_MOST": 1.0}),
+        (faults, {"FAULT_FIRST": 1.0, "FAULT_MOST": 2.0}),
     )
     with pytest.MonkeyPatch.context() as patched:
         quicken(patched)

@@ -21,7 +21,7 @@ from sflab.simulator.invariants import SPARE, TABLES, entries
 from sfnode.node.link_pump import MAX_QUEUED_FRAMES
 from sfnode.organising.admission import MAX_PENDING
 from sfnode.peers.address_book import MAX_BOOK, MAX_MET
-from sfnode.peers.selection import MAX_LINKS
+from sfnode.peers.link_slots import MAX_LINKS
 from sfprotocol.fork_resolution import MAX_INQUIRIES
 from sfprotocol.host import MAX_UNHANDLED
 from sfprotocol.messages import Feed

@@ -28,7 +28,7 @@ from sfnode.cli.init_output import notes
 from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.models import loader
-from sfnode.models.files import broken
+from sfnode.models.model_files import broken
 from sfnode.preparing.manifest import build
 from tests.engine.helpers import model_folder
 from tests.refusals import refusal

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
-from sfnode.models import examination, files, loader, shapes
+from sfnode.models import examination, loader, model_files, shapes
 from sfnode.models.examination import ModelPart, require_sound
 from tests import refusals
 from tests.models import hostile
@@ -133,7 +133,7 @@ def test_a_file_larger_than_that_of_any_model_is_not_even_read(tmp_path: Path) -
     model = hostile.copy(tmp_path / "model")
     for name in ("generation_config.json", "tokenizer.json", "chat_template.jinja", "config.json"):
         with (model / name).open("r+b" if (model / name).exists() else "wb") as file:
-            file.truncate(files.most_bytes(name) + 1)
+            file.truncate(model_files.most_bytes(name) + 1)
         error = refusal(model)
         assert error.code is Code.MODEL_TOO_LARGE
         (model / name).unlink()
@@ -141,8 +141,8 @@ def test_a_file_larger_than_that_of_any_model_is_not_even_read(tmp_path: Path) -
 
 def test_headers_larger_than_those_of_any_model_are_not_even_read(tmp_path: Path) -> None:
     model = hostile.copy(tmp_path / "model")
-    with (model / files.SINGLE).open("wb") as file:
-        file.write((files.MAX_HEADERS + 1).to_bytes(8, "little"))
+    with (model / model_files.SINGLE).open("wb") as file:
+        file.write((model_files.MAX_HEADERS + 1).to_bytes(8, "little"))
         file.truncate(1 << 30)
     error = refusal(model)
     assert error.code is Code.MODEL_UNSUPPORTED
@@ -152,7 +152,7 @@ def test_headers_larger_than_those_of_any_model_are_not_even_read(tmp_path: Path
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' * 100_000])
 def test_a_header_within_headers_without_end_is_refused(content: str, tmp_path: Path) -> None:
     model = hostile.copy(tmp_path / "model")
-    (model / files.SINGLE).write_bytes(len(content).to_bytes(8, "little") + content.encode())
+    (model / model_files.SINGLE).write_bytes(len(content).to_bytes(8, "little") + content.encode())
     assert refusal(model).code is Code.MODEL_UNSUPPORTED
 
 
@@ -173,7 +173,9 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "its generation": lambda model: change(model / "generation_config.json", top_k=3),
     "its template": lambda model: (model / "chat_template.jinja").write_text("{{ 1 }}") and None,
     "its weights": lambda model: save_file(
-        load_file(model / files.SINGLE) | {"more": torch.zeros(3)}, model / files.SINGLE, {"format": "pt"}
+        load_file(model / model_files.SINGLE) | {"more": torch.zeros(3)},
+        model / model_files.SINGLE,
+        {"format": "pt"},
     ),
 }
 
@@ -206,7 +208,7 @@ def test_where_nothing_can_be_remembered_a_model_is_examined_every_time(
 
 def test_what_came_with_the_package_is_not_examined(nobody_examines: Callable[[], None]) -> None:
     nobody_examines()
-    for model in files.EMBEDDED.iterdir():
+    for model in model_files.EMBEDDED.iterdir():
         require_sound(model, ModelPart.TOKENIZER)
 
 

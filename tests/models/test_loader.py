@@ -16,7 +16,7 @@ from sfnode.engine import forward
 from sfnode.errors import Code
 from sfnode.manifest.sections import Model
 from sfnode.manifest.task import Task
-from sfnode.models import files, loader
+from sfnode.models import loader, model_files
 from sfnode.tasks.encoding import encode
 from tests.engine.helpers import manifest, model_folder
 from tests.models import hostile
@@ -46,13 +46,13 @@ def shard(folder: Path) -> None:
 
 def test_the_digest_does_not_depend_on_how_the_weights_are_cut_into_files(copy: Path) -> None:
     shard(copy)
-    assert files.digest(copy) == files.digest(model_folder("opt"))
+    assert model_files.digest(copy) == model_files.digest(model_folder("opt"))
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_the_digest_covers_the_files_that_give_weights_and_text_their_meaning(copy: Path, file: str) -> None:
     (copy / file).write_text((copy / file).read_text() + " ")
-    assert files.digest(copy) != files.digest(model_folder("opt"))
+    assert model_files.digest(copy) != model_files.digest(model_folder("opt"))
 
 
 def test_one_changed_weight_is_refused_and_both_digests_are_named(copy: Path) -> None:
@@ -63,7 +63,7 @@ def test_one_changed_weight_is_refused_and_both_digests_are_named(copy: Path) ->
     error = refusal(loader.load, run, override=copy, device=CPU)
     assert error.code is Code.MODEL_DIGEST
     assert run.model.digest in error.what
-    assert files.digest(copy) in error.what
+    assert model_files.digest(copy) in error.what
 
 
 def test_the_same_model_is_welcome_from_another_folder(copy: Path) -> None:
@@ -91,13 +91,13 @@ def test_an_override_that_is_no_model_is_said_to_be_none(tmp_path: Path) -> None
 @pytest.mark.parametrize("keep", [0, 7, 100, -1])
 def test_a_file_that_was_cut_short_is_refused(copy: Path, keep: int) -> None:
     (copy / WEIGHTS).write_bytes((copy / WEIGHTS).read_bytes()[:keep])
-    assert refusal(files.digest, copy).code is Code.MODEL_UNSUPPORTED
+    assert refusal(model_files.digest, copy).code is Code.MODEL_UNSUPPORTED
 
 
 def test_a_missing_shard_is_named(copy: Path) -> None:
     shard(copy)
     (copy / "model-00002-of-00002.safetensors").unlink()
-    assert "model-00002-of-00002" in refusal(files.digest, copy).what
+    assert "model-00002-of-00002" in refusal(model_files.digest, copy).what
 
 
 def test_a_missing_tensor_is_refused_and_not_made_up(copy: Path) -> None:
@@ -202,7 +202,9 @@ def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused(
     spoil(copy)
     run = manifest("opt")
     spoilt = run.model_copy(
-        update={"model": run.model.model_copy(update={"source": str(copy), "digest": files.digest(copy)})}
+        update={
+            "model": run.model.model_copy(update={"source": str(copy), "digest": model_files.digest(copy)})
+        }
     )
     for refused in (
         refusal(loader.describe, str(copy), ""),
@@ -246,13 +248,13 @@ def test_a_models_source_in_a_manifest_is_no_folder_here(
     monkeypatch.setenv("HOME", str(copy.parent))
     monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
     named = source.format(copy=copy)
-    assert refusal(files.resolve, named, "", None).code is Code.MODEL_NOT_FOUND
+    assert refusal(model_files.resolve, named, "", None).code is Code.MODEL_NOT_FOUND
     run = manifest("opt")
-    other = run.model.model_copy(update={"source": named, "digest": files.digest(copy)})
+    other = run.model.model_copy(update={"source": named, "digest": model_files.digest(copy)})
     theirs = run.model_copy(update={"model": other})
     assert refusal(loader.load, theirs, override=None, device=CPU).code is Code.MODEL_NOT_FOUND
     if not source.startswith("builtin:"):
-        assert files.located(named) == copy, "whoever types it means a folder"
+        assert model_files.located(named) == copy, "whoever types it means a folder"
 
 
 def test_a_manifest_has_the_label_of_a_folder_that_was_typed(copy: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from sfnode.models import files, loader, shapes
+from sfnode.models import loader, model_files, shapes
 
 PUBLISHED = {
     "opt-125m": 125.2,
@@ -50,7 +50,7 @@ def test_a_shape_is_the_same_model_every_time(tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "other"):
         torch.manual_seed(len(digests))
         shapes.write(settings, folder)
-        digests.append(files.digest(folder))
+        digests.append(model_files.digest(folder))
     assert digests[0] == digests[1]
 
 

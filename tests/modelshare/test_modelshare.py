@@ -15,7 +15,7 @@ import pytest
 from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code
 from sfnode.manifest import Manifest
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.modelshare import download, sharing
 from sfnode.resources.bandwidth_limits import LONGEST_HOLD, Bandwidth
 from sfnode.transport.base import Asker, TransportError
@@ -36,7 +36,7 @@ PADDING = 5 * PIECE + 4321
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base model of seven pieces, five of them in one file."""
-    made = Path(shutil.copytree(files.EMBEDDED / "tiny", tmp_path_factory.mktemp("models") / "model"))
+    made = Path(shutil.copytree(model_files.EMBEDDED / "tiny", tmp_path_factory.mktemp("models") / "model"))
     (made / "vocab.bpe").write_bytes(os.urandom(PADDING))
     (made / "vocab.txt").write_bytes(b"")
     return made
@@ -46,8 +46,8 @@ def run_of(model: Path, **fields: Any) -> Manifest:
     """Return a run whose base model only its nodes have."""
     found = {
         "source": "/nowhere/model",
-        "digest": files.digest(model),
-        "listing": files.listing_hash(model),
+        "digest": model_files.digest(model),
+        "listing": model_files.listing_hash(model),
     }
     run = manifest()
     return run.model_copy(update={"model": run.model.model_copy(update=found | fields)})
@@ -69,7 +69,7 @@ async def begun(swarm_of: SwarmOf, model: Path, **options: Any) -> tuple[Swarm, 
 
 
 def pieces(model: Path) -> int:
-    return len(decode(files.list_model(model)).pieces())
+    return len(decode(model_files.list_model(model)).pieces())
 
 
 Twist = Callable[[PartRequest, PartReply], PartReply]
@@ -78,7 +78,7 @@ Twist = Callable[[PartRequest, PartReply], PartReply]
 
 def whole_piece(model: Path) -> int:
     """Return the number of a part of the largest size."""
-    parts = decode(files.list_model(model)).pieces()
+    parts = decode(model_files.list_model(model)).pieces()
     return next(number for number, part in enumerate(parts, start=1) if part.size == PIECE)
 
 
@@ -91,7 +91,7 @@ class Stranger:
         self.address = f"/memory/{name}/p2p/{name}"
         self.transport = MemoryTransport(swarm.network, name)
         self._model = model
-        self._listing = files.list_model(model)
+        self._listing = model_files.list_model(model)
         self._pieces = decode(self._listing).pieces()
         self._twist = twist
 
@@ -113,7 +113,7 @@ class Stranger:
         if question.part == 0:
             return PartReply(len(self._listing), self._listing[start : start + length])
         piece = self._pieces[question.part - 1]
-        return PartReply(piece.size, files.read_piece(self._model, piece, start, length))
+        return PartReply(piece.size, model_files.read_piece(self._model, piece, start, length))
 
 
 def garbage(question: PartRequest, honest: PartReply) -> PartReply:
@@ -146,7 +146,7 @@ def growing(question: PartRequest, honest: PartReply) -> PartReply:
 
 
 def same(one: Path, other: Path) -> bool:
-    names = sorted(file.name for file in files.covered(one))
+    names = sorted(file.name for file in model_files.covered(one))
     return names == sorted(file.name for file in other.iterdir()) and all(
         (one / name).read_bytes() == (other / name).read_bytes() for name in names
     )
@@ -194,7 +194,7 @@ async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
     b = await swarm.join("b")
     await b.until(lambda: b.node.sharing.progress and b.node.sharing.progress.done >= PIECE)
     before = b.node.sharing.progress
-    assert before.done < before.total == sum(file.stat().st_size for file in files.covered(model))
+    assert before.done < before.total == sum(file.stat().st_size for file in model_files.covered(model))
     assert not b.node.model.loaded
     status = await b.client.status()
     assert status.state == "starting"
@@ -307,7 +307,7 @@ async def ask(node: Node, question: PartRequest) -> PartReply:
 
 
 async def test_a_node_sends_exactly_what_was_asked_for(swarm_of: SwarmOf, model: Path) -> None:
-    wanted, encoded = bytes.fromhex(files.listing_hash(model)), files.list_model(model)
+    wanted, encoded = bytes.fromhex(model_files.listing_hash(model)), model_files.list_model(model)
     _, a = await begun(swarm_of, model)
     assert await ask(a, PartRequest(wanted, 0, 0, 190_000)) == PartReply(len(encoded), encoded)
     assert await ask(a, PartRequest(wanted, 0, 10, 5)) == PartReply(len(encoded), encoded[10:15])
@@ -329,7 +329,7 @@ async def sparing(swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_node_sends_no_more_than_its_rate_limit_allows(sparing: Node, model: Path) -> None:
-    wanted = bytes.fromhex(files.listing_hash(model))
+    wanted = bytes.fromhex(model_files.listing_hash(model))
     answers = [await ask(sparing, PartRequest(wanted, whole_piece(model), 0, 100_000)) for _ in range(4)]
     assert [bool(answer.data) for answer in answers] == [True, True, False, False]
     assert answers[2] == sharing.NOT_NOW
@@ -337,8 +337,8 @@ async def test_a_node_sends_no_more_than_its_rate_limit_allows(sparing: Node, mo
 
 async def test_requests_for_what_does_not_exist_use_up_nothing(sparing: Node, model: Path) -> None:
     """Otherwise small requests could use up the share of others."""
-    wanted, large = bytes.fromhex(files.listing_hash(model)), wire_codec.MAX_PART_BYTES
-    parts = decode(files.list_model(model)).pieces()
+    wanted, large = bytes.fromhex(model_files.listing_hash(model)), wire_codec.MAX_PART_BYTES
+    parts = decode(model_files.list_model(model)).pieces()
     number, smallest = min(enumerate(parts, start=1), key=lambda part: part[1].size)
     assert smallest.size * 20 < 250_000 - large
     for question in [PartRequest(wanted, 1, PIECE, large), PartRequest(wanted, number, 0, large)] * 10:
@@ -351,7 +351,7 @@ async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: 
     swarm, a = await begun(swarm_of, model)
     b = await swarm.join("b")
     b.node.driver.bandwidth.set_remaining(0)
-    total = sum(file.stat().st_size for file in files.covered(model))
+    total = sum(file.stat().st_size for file in model_files.covered(model))
     await b.until(lambda: b.node.sharing.progress)
     assert b.node.driver.bandwidth.download.total < total
     assert not b.layout.model.exists()
@@ -368,7 +368,7 @@ async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
     monkeypatch.setattr(sharing, "ANSWER_PATIENCE", 0.5)
     _, a = await begun(swarm_of, model)
     large = wire_codec.MAX_PART_BYTES
-    question = PartRequest(bytes.fromhex(files.listing_hash(model)), whole_piece(model), 0, large)
+    question = PartRequest(bytes.fromhex(model_files.listing_hash(model)), whole_piece(model), 0, large)
 
     async def sent(rate: int) -> int:
         a.node.driver.bandwidth.upload.limit(rate)

@@ -17,7 +17,7 @@ from sfnode.manifest import Manifest
 from sfnode.node import disk_wait, readiness
 from sfnode.organising import organiser
 from sfnode.peers import address_book, manager
-from sfnode.peers.selection import MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
+from sfnode.peers.link_slots import MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.transport.base import Link, PeerRecord, TransportError
 from sfnode.transport.libp2p import health

@@ -19,8 +19,8 @@ from sfnode.engine.loading import training_rows
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OpenSection
-from sfnode.models import files
-from sfnode.models.files import EMBEDDED
+from sfnode.models import model_files
+from sfnode.models.model_files import EMBEDDED
 from sfnode.node import equipment, startup
 from sfnode.node.outside import Outside
 from sfnode.settings import Settings
@@ -182,13 +182,13 @@ def test_a_model_is_read_once_to_see_that_it_is_the_runs(
     """The engine checks it again, but only after it has read a large model."""
     folder, read = tmp_path / "model", []
     shutil.copytree(EMBEDDED / "tiny", folder)
-    wanted = files.digest(folder)
-    monkeypatch.setattr(files, "digest", lambda one: read.append(one) or wanted)
+    wanted = model_files.digest(folder)
+    monkeypatch.setattr(model_files, "digest", lambda one: read.append(one) or wanted)
     for _ in range(3):
-        files.check_digest(folder, wanted)
+        model_files.check_digest(folder, wanted)
     assert read == [folder]
     (folder / "config.json").write_text("{}")
-    files.check_digest(folder, wanted)
+    model_files.check_digest(folder, wanted)
     assert read == [folder, folder]
 
 

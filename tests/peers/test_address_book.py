@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfnode.errors import Code
-from sfnode.peers import address_book
-from sfnode.peers import address_book as book_module
+from sfnode.peers import address_book, faults
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.roster import MAX_ADDRESSES
 from tests.refusals import fails_with
@@ -70,7 +69,7 @@ def test_a_peer_that_fails_is_left_alone_for_longer_and_longer_but_never_for_goo
     made, now, waits = book(), 0.0, []
     made.note([record("a")], ())
     longest = [
-        min(1.2 * book_module.BACKOFF_FIRST * 2.0**doubled, 1.2 * address_book.BACKOFF_MOST)
+        min(1.2 * address_book.BACKOFF_FIRST * 2.0**doubled, 1.2 * address_book.BACKOFF_MOST)
         for doubled in range(12)
     ]
     for _ in range(2000):
@@ -223,18 +222,18 @@ def test_a_peer_that_broke_a_rule_is_refused_for_longer_each_time_but_never_for_
         made.misbehaved("bad", now)
         assert made.refused("bad", now)
         assert made.candidates(now) == []
-        wait = address_book.FAULT_FIRST
+        wait = faults.FAULT_FIRST
         while made.refused("bad", now + wait):
             wait *= 2
         waits.append(wait)
         now += wait
         assert made.candidates(now) == ["bad"]
-    assert waits[:3] == [address_book.FAULT_FIRST, 2 * address_book.FAULT_FIRST, 4 * address_book.FAULT_FIRST]
-    assert address_book.FAULT_MOST <= waits[-1] <= 2 * address_book.FAULT_MOST
+    assert waits[:3] == [faults.FAULT_FIRST, 2 * faults.FAULT_FIRST, 4 * faults.FAULT_FIRST]
+    assert faults.FAULT_MOST <= waits[-1] <= 2 * faults.FAULT_MOST
 
 
 def test_earlier_faults_are_forgiven_by_a_link_of_use_and_by_time() -> None:
-    made, first, memory = book("a"), address_book.FAULT_FIRST, address_book.FAULT_MEMORY
+    made, first, memory = book("a"), faults.FAULT_FIRST, faults.FAULT_MEMORY
     made.misbehaved("a", 0.0)
     made.succeeded("a")
     made.misbehaved("a", 100.0)
@@ -258,12 +257,12 @@ def test_a_stranger_that_was_mute_is_refused_and_a_trusted_peer_only_dialled_les
 
 
 def test_faults_of_peers_that_nobody_has_heard_of_take_a_bounded_room() -> None:
-    made = book()
-    for number in range(address_book.MAX_FAULTS + 100):
+    made, first = book(), faults.FAULT_FIRST
+    for number in range(faults.MAX_FAULTS + 100):
         made.misbehaved(f"p{number}", float(number))
-    assert len(made._faults) == address_book.MAX_FAULTS
-    assert not made.refused("p0", 0.0)
-    assert made.refused(f"p{address_book.MAX_FAULTS + 99}", 400.0 - 50)
+    for peer, remembered in (("p100", True), ("p99", False)):
+        made.misbehaved(peer, 500.0)
+        assert made.refused(peer, 501.0 + first) == remembered, "a repetition is refused for longer"
 
 
 def test_a_malformed_address_that_was_remembered_is_skipped() -> None:

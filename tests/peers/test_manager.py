@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.peers import selection
-from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, JITTER, AddressBook
+from sfnode.peers import link_slots
+from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, JITTER, AddressBook
 from sfnode.peers.events import (
     Action,
     Announce,
@@ -42,6 +42,7 @@ from sfnode.peers.events import (
     StopDial,
     Wake,
 )
+from sfnode.peers.faults import FAULT_FIRST
 from sfnode.peers.manager import (
     ANNOUNCE_INTERVAL,
     ANNOUNCE_TTL,
@@ -137,7 +138,7 @@ def of(actions: list[Action], kind: type[A]) -> list[A]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def settled(links: int = selection.TARGET_LINKS) -> Node:
+def settled(links: int = link_slots.TARGET_LINKS) -> Node:
     """Return a node with useful links of its own choice, and without jobs under way."""
     node = Node()
     node.tell(Wake())
@@ -205,8 +206,8 @@ def test_whatever_happens_limits_hold_and_no_deadline_stays_due(
             pending.append(action)
         if isinstance(event, LinkOpened):
             assert len([a for a in pending if isinstance(a, Carry | Close) and a.link == event.link]) == 1
-        assert len(manager.linked) <= selection.MAX_LINKS
-        assert len(manager.standings()) - outbound <= selection.MAX_INBOUND
+        assert len(manager.linked) <= link_slots.MAX_LINKS
+        assert len(manager.standings()) - outbound <= link_slots.MAX_INBOUND
         assert manager.next_deadline() > now
 
 
@@ -341,7 +342,7 @@ def test_a_given_peer_that_answers_after_a_silence_is_dialled_and_others_are_loo
     node.tell(Wake())
     node.tell(DialFailed("late"))
     node.tell(BootstrapAnswered("late", False))
-    for peer in names(selection.TARGET_LINKS):
+    for peer in names(link_slots.TARGET_LINKS):
         node.opened(peer, outbound=True)
     node.count()
     actions = node.tell(BootstrapAnswered("late", True))
@@ -359,19 +360,19 @@ def test_a_given_peer_that_answers_after_a_silence_is_dialled_and_others_are_loo
 def test_a_node_dials_as_many_as_it_wants_and_no_more_while_it_waits() -> None:
     node = Node()
     node.tell(Found(tuple(map(record, names(20)))))
-    assert len(set(node.dialled)) == selection.TARGET_LINKS
+    assert len(set(node.dialled)) == link_slots.TARGET_LINKS
     node.run_until(node.now + CHECK_INTERVAL)
-    assert len(node.dialled) == selection.TARGET_LINKS
+    assert len(node.dialled) == link_slots.TARGET_LINKS
     assert node.manager.alone is False
 
 
 def test_a_peer_that_cannot_be_reached_is_left_alone_for_a_while_and_another_is_dialled() -> None:
     node = Node()
-    node.tell(Found(tuple(map(record, names(selection.TARGET_LINKS + 1)))))
+    node.tell(Found(tuple(map(record, names(link_slots.TARGET_LINKS + 1)))))
     failed = node.dialled[0]
     node.tell(DialFailed(failed))
-    assert len(node.dialled) == selection.TARGET_LINKS + 1
-    assert len(set(node.dialled)) == selection.TARGET_LINKS + 1
+    assert len(node.dialled) == link_slots.TARGET_LINKS + 1
+    assert len(set(node.dialled)) == link_slots.TARGET_LINKS + 1
     assert failed not in node.book.candidates(node.now)
 
 
@@ -449,8 +450,8 @@ def test_after_a_dial_that_turned_out_double_another_peer_is_dialled_at_once() -
     node.tell(Wake())
     node.tell(Found((record("a"),)))
     node.opened("a")  # while our own dial to it is under way
-    node.tell(Found(tuple(map(record, names(selection.TARGET_LINKS)))))
-    assert len(node.dialled) == selection.TARGET_LINKS - 1  # as if both links to the peer would last
+    node.tell(Found(tuple(map(record, names(link_slots.TARGET_LINKS)))))
+    assert len(node.dialled) == link_slots.TARGET_LINKS - 1  # as if both links to the peer would last
     actions = node.opened("a", outbound=True)
     assert of(actions, Close) == [Close(2, Reason.DOUBLE)]
     assert len(of(actions, Dial)) == 1
@@ -471,28 +472,28 @@ def test_an_old_link_of_our_own_gives_way_to_a_peer_that_comes_back() -> None:
 
 def test_more_than_the_most_inbound_links_are_refused_but_a_neighbour_may_replace_its_own() -> None:
     node = Node()
-    for peer in names(selection.MAX_INBOUND):
+    for peer in names(link_slots.MAX_INBOUND):
         assert of(node.opened(peer), Carry)
     node.count()
-    assert node.opened("late") == [Close(selection.MAX_INBOUND + 1, Reason.UNWANTED)]
+    assert node.opened("late") == [Close(link_slots.MAX_INBOUND + 1, Reason.UNWANTED)]
     assert "late" not in node.linked
-    assert of(node.opened("p00"), Carry) == [Carry(selection.MAX_INBOUND + 2, instead_of=1)]
+    assert of(node.opened("p00"), Carry) == [Carry(link_slots.MAX_INBOUND + 2, instead_of=1)]
     assert not node.manager.has_room_for("late", address("late"), node.now)
 
 
 def test_a_newcomer_at_a_full_node_takes_the_place_of_one_that_brings_nothing() -> None:
     node = Node()
-    for peer in names(selection.MAX_INBOUND):
+    for peer in names(link_slots.MAX_INBOUND):
         node.opened(peer)
         node.now += 0.1
     node.count()
     node.count(5, only=8)
-    node.now += selection.SETTLE_TIME
+    node.now += link_slots.SETTLE_TIME
     actions = node.opened("new")
     (closed,) = of(actions, Close)
     assert closed == Close(7, Reason.GAVE_WAY)  # the youngest; the eighth has been of use
     assert {"new", "p00", "p01", "p02", "p07"} <= node.linked
-    assert of(actions, Carry) == [Carry(selection.MAX_INBOUND + 1)]
+    assert of(actions, Carry) == [Carry(link_slots.MAX_INBOUND + 1)]
     assert not node.book.refused(f"p{closed.link - 1:02}", node.now)
 
 
@@ -538,7 +539,7 @@ def test_a_peer_that_says_nothing_is_given_up_and_left_alone() -> None:
 def test_a_link_closed_for_its_silence_is_replaced_at_once() -> None:
     node = Node()
     node.opened("silent")
-    for link, peer in enumerate(names(selection.TARGET_LINKS - 1), 2):
+    for link, peer in enumerate(names(link_slots.TARGET_LINKS - 1), 2):
         node.opened(peer, outbound=True)
         node.count(only=link)
     closed_at = node.now + FIRST_WORD_DEADLINE
@@ -552,12 +553,12 @@ def test_a_link_closed_for_its_silence_is_replaced_at_once() -> None:
 
 def test_the_links_are_checked_at_once_after_one_has_given_way_to_a_newcomer() -> None:
     node = Node()
-    for peer in names(selection.MAX_INBOUND):
+    for peer in names(link_slots.MAX_INBOUND):
         node.opened(peer)
     node.count()
-    node.now += selection.SETTLE_TIME
+    node.now += link_slots.SETTLE_TIME
     node.tell(Wake())
-    node.tell(Found(tuple(map(record, names(selection.MAX_INBOUND)))))
+    node.tell(Found(tuple(map(record, names(link_slots.MAX_INBOUND)))))
     assert node.dialled == []  # all are neighbours
     (closed,) = of(node.opened("new"), Close)
     assert closed.reason is Reason.GAVE_WAY
@@ -579,7 +580,7 @@ def test_mute_peers_of_our_choice_make_room_for_others_and_are_refused_for_a_whi
     node = settled()
     node.count(blank=True, only=1)
     node.tell(Found((record("other"),)))
-    node.run_until(node.now + selection.BLANK_TIME + CHECK_INTERVAL)
+    node.run_until(node.now + link_slots.BLANK_TIME + CHECK_INTERVAL)
     assert node.told(Close)[0][1] == Close(1, Reason.MUTE)
     assert node.book.refused("p00", node.now)
     assert "other" in node.dialled
@@ -604,19 +605,19 @@ def test_probes_come_at_random_moments_about_a_minute_apart() -> None:
 
 
 def test_a_probe_looks_beyond_the_neighbours_and_gives_up_the_least_useful_link() -> None:
-    node = settled(links=selection.TARGET_LINKS + 1)
+    node = settled(links=link_slots.TARGET_LINKS + 1)
     node.count(1)
-    for link in range(1, selection.TARGET_LINKS + 1):
+    for link in range(1, link_slots.TARGET_LINKS + 1):
         node.count(9, only=link)
     node.tell(Found(tuple(map(record, ["x", "y", "z"]))))
-    node.now += selection.SETTLE_TIME
+    node.now += link_slots.SETTLE_TIME
     node.manager._probe_at = node.now
     node.log.clear()
     actions = node.tell(Wake())
     assert {attempt.peer for attempt in of(actions, Bootstrap)} < {"x", "y", "z"}
-    assert of(actions, Close) == [Close(selection.TARGET_LINKS + 1, Reason.GAVE_WAY)]
+    assert of(actions, Close) == [Close(link_slots.TARGET_LINKS + 1, Reason.GAVE_WAY)]
     assert len([dial for dial in of(actions, Dial) if dial.peer in "xyz"]) == 1
-    assert len(node.linked) == selection.TARGET_LINKS
+    assert len(node.linked) == link_slots.TARGET_LINKS
 
 
 @given(st.integers(0, 2**16))
@@ -635,8 +636,8 @@ def test_probing_for_an_hour_never_exceeds_the_most_links_nor_falls_below_those_
             elif isinstance(action, Find):
                 node.tell(Found(tuple(map(record, names(30)))))
         node.count(draw.randrange(9))
-        assert len(node.linked) <= selection.MAX_LINKS
-        assert sum(standing.outbound for standing in node.manager.standings()) >= selection.WANTED_OUTBOUND
+        assert len(node.linked) <= link_slots.MAX_LINKS
+        assert sum(standing.outbound for standing in node.manager.standings()) >= link_slots.WANTED_OUTBOUND
     assert node.told(Close)
 
 

@@ -20,7 +20,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.manifest.task import PRIOR_ONE
-from sfnode.models import bases, files
+from sfnode.models import bases, model_files
 from sfnode.preparing import first_order
 from sfnode.preparing.first_order import LIMIT, STEP
 from sfnode.preparing.manifest import build, forked, unsuited
@@ -243,7 +243,7 @@ PARENT = Parent(run_id="12" * 32, epoch=0, digest="34" * 32)
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(files.located("builtin:tiny", ""), tmp_path / "model"))
+    return Path(shutil.copytree(model_files.located("builtin:tiny", ""), tmp_path / "model"))
 
 
 def test_a_fork_goes_on_at_the_unit_and_the_limit_of_the_seal(

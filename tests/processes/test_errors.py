@@ -16,7 +16,7 @@ import pytest
 
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
-from sfnode.models.files import EMBEDDED, SINGLE, digest
+from sfnode.models.model_files import EMBEDDED, SINGLE, digest
 from sfnode.preparing.manifest import build
 from tests.models import hostile
 from tests.processes import helpers

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.models import files
+from sfnode.models import model_files
 from sfprotocol import invitation
 from tests.processes.helpers import LOOPBACK, Node, here, nodes, printed_json, sfnode, until
 
@@ -35,7 +35,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """The smallest base model, with an added large file that its tokenizer does not read."""
-    found = Path(shutil.copytree(files.EMBEDDED / "tiny", tmp_path / "model"))
+    found = Path(shutil.copytree(model_files.EMBEDDED / "tiny", tmp_path / "model"))
     (found / "vocab.bpe").write_bytes(os.urandom(PADDING))
     return found
 
@@ -52,7 +52,7 @@ def lying_copy(home: Path, model: Path) -> Path:
     copy = Path(shutil.copytree(model, home / "lies"))
     (copy / "vocab.bpe").write_bytes(os.urandom(PADDING))
     (home / "liar").mkdir(mode=0o700)
-    (home / "liar" / "model.listing").write_bytes(files.list_model(model))
+    (home / "liar" / "model.listing").write_bytes(model_files.list_model(model))
     return copy
 
 
@@ -79,7 +79,7 @@ def test_an_invitation_is_enough_although_a_peer_lies_and_the_node_is_killed(
 
     newcomer.start()
     newcomer.until("it trains", lambda status: status.own_updates > 0)
-    assert files.digest(newcomer.folder / "model") == files.digest(kept)
+    assert model_files.digest(newcomer.folder / "model") == model_files.digest(kept)
     assert (newcomer.folder / "model" / "vocab.bpe").read_bytes() == (kept / "vocab.bpe").read_bytes()
     asked_for = [
         line for line in newcomer.output().splitlines() if "base model: " in line and "from peers" in line

@@ -15,7 +15,7 @@ import pytest
 from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
-from sfnode.models import files
+from sfnode.models import model_files
 from sfnode.preparing.manifest import build
 from tests.processes.forked import Forked, sfnode
 from tests.processes.helpers import LOOPBACK, PATIENCE, Node, environment, nodes
@@ -26,7 +26,7 @@ ROWS = "text\tlabel\nmy diary\t1\n"
 FOLDERS = ("text", "nobody/set", "models/mine", ".ssh")
 """Folders of a volunteer whose names a hostile manifest may contain."""
 
-TINY = files.EMBEDDED / "tiny"
+TINY = model_files.EMBEDDED / "tiny"
 
 SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", sys.prefix, sys.base_prefix)
 CALLS = frozenset({"open", "os.listdir", "os.scandir"})
@@ -87,7 +87,7 @@ def opened(home: Path, *words: object) -> tuple[set[str], str, int]:
 def strange(places: set[str], tests: Path, *allowed: Path) -> set[str]:
     """Return the paths that are neither the system's nor in `allowed` folders. The system's folder for
     temporary files counts as the system's, except for the folder `tests` in it."""
-    own = (*SYSTEM, *map(str, (Path(files.__file__).parents[2], *allowed)))
+    own = (*SYSTEM, *map(str, (Path(model_files.__file__).parents[2], *allowed)))
     found = {place for place in places if not within(place, own)}
     return {
         place for place in found if within(place, [str(tests)]) or not within(place, [tempfile.gettempdir()])
@@ -123,7 +123,9 @@ def test_a_node_of_a_hostile_run_opens_nothing_but_its_own(
 ) -> None:
     usual = build({})
     data = Data(train="builtin:reviews:train", test="~/secret.tsv", validation=f"{home}/text/test.jsonl")
-    model = usual.model.model_copy(update={"source": "models/mine", "listing": files.listing_hash(TINY)})
+    model = usual.model.model_copy(
+        update={"source": "models/mine", "listing": model_files.listing_hash(TINY)}
+    )
     run = usual.model_copy(update={"data": data, "model": model})
     (tmp_path / "run.toml").write_text(run.to_toml())
     shares = ("--run", tmp_path / "run.toml", "--model", TINY, "--set", "data.share_model=yes")

@@ -7,7 +7,7 @@ import math
 import time
 
 from sfnode.resources.bandwidth_limits import Bandwidth, RateLimit
-from sfnode.resources.policy import BURST
+from sfnode.resources.pauses import BURST
 from sfprotocol.machine import LINK_TIMEOUT
 
 STALE = 0.2

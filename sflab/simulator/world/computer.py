@@ -38,8 +38,8 @@ from sfnode.node.training.model import LoadEngine
 from sfnode.peers.events import Action, Reason
 from sfnode.peers.events import Close as PeerClose
 from sfnode.peers.events import Event as PeerEvent
-from sfnode.peers.selection import MIN_OUTBOUND
-from sfnode.resources.policy import Readings
+from sfnode.peers.link_slots import MIN_OUTBOUND
+from sfnode.resources.pauses import Readings
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.status import MachineStatus
 from sfnode.settings import Settings

@@ -20,7 +20,7 @@ from sfnode.limits import Limits
 from sfnode.logging import log
 from sfnode.node.disk_wait import DiskWait
 from sfnode.resources.bandwidth_limits import FLUSH_INTERVAL, Bandwidth, DailyTraffic
-from sfnode.resources.policy import (
+from sfnode.resources.pauses import (
     ComputeRate,
     ComputeUsage,
     PauseReason,

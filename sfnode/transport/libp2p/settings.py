@@ -33,7 +33,7 @@ the same address: p2pd sets libp2p's bounds for one address and for one provider
 
 CIRCUITS_OF_PEER = 12
 """Maximum number of circuits of one peer at once, equal to the maximum number of its links
-(`peers.selection.MAX_LINKS`)."""
+(`peers.link_slots.MAX_LINKS`)."""
 
 CIRCUIT_BYTES, CIRCUIT_TIME = 64 << 20, "30m"
 """Maximum bytes in each direction, and maximum duration, of a circuit. A run with 7,000 updates a second

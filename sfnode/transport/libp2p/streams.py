@@ -40,7 +40,7 @@ once."""
 HANDLER_DEADLINE = 0.2
 """Deadline, in seconds, for the handlers of inbound streams to end once their links are closed."""
 
-MAX_INBOUND = 256
+MAX_INBOUND_STREAMS = 256
 """Maximum number of inbound streams. p2pd has no limit of its own, and each stream costs a task and
 buffers."""
 
@@ -50,13 +50,13 @@ inbound streams are left for links, which the peer manager accepts or closes at 
 
 USUAL = 1024
 """Number of file descriptors that many systems allow a process. Inbound streams may take a quarter of them
-(MAX_INBOUND)."""
+(MAX_INBOUND_STREAMS)."""
 
 ARRIVAL_DEADLINE = 5.0
 """Deadline, in seconds, from the opening of a stream to the arrival of the whole request, which has a few
 bytes."""
 
-MAX_INBOUND_OF_PEER = 4
+MAX_INBOUND_STREAMS_OF_PEER = 4
 """Maximum number of inbound streams of one peer: a link, the link that replaces it, and two requests."""
 
 WASTE_RATE, WASTE_BURST = 1.0, 32.0
@@ -242,10 +242,10 @@ class Switchboard:
 
     async def _serve(self, serving: Coroutine[Any, Any, None], link: StreamLink) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._inbound) >= _share(MAX_INBOUND) or not self._has_room(link.peer):
+        if task is None or len(self._inbound) >= _share(MAX_INBOUND_STREAMS) or not self._has_room(link.peer):
             serving.close()
             link.abort()
-            if len(self._inbound) < _share(MAX_INBOUND):  # otherwise others have taken the room
+            if len(self._inbound) < _share(MAX_INBOUND_STREAMS):  # otherwise others have taken the room
                 await self._note_waste(link.peer)
             return
         self.keep(link)
@@ -282,7 +282,7 @@ class Switchboard:
         spent = self._wasted.get(peer)
         if spent and not spent.holds(1.0, asyncio.get_running_loop().time(), rate=WASTE_RATE):
             return False
-        return self._inbound_of[peer] < MAX_INBOUND_OF_PEER
+        return self._inbound_of[peer] < MAX_INBOUND_STREAMS_OF_PEER
 
     async def _answer(self, link: StreamLink) -> None:
         try:

@@ -23,7 +23,7 @@ from sfnode.node.disk_wait import DiskWait
 from sfnode.node.training import limiter
 from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
-from sfnode.resources.policy import BURST, Readings
+from sfnode.resources.pauses import BURST, Readings
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually
 from tests.refusals import fails_with, refused

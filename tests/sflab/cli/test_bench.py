@@ -14,7 +14,7 @@ import torch
 from sflab.bench.runner import BenchPlan, run_benchmark
 from sflab.bench.subject import SubjectSpec
 from sflab.cli.bench import heading
-from sfnode.models.files import EMBEDDED
+from sfnode.models.model_files import EMBEDDED
 from sfnode.schema.results import BatchResult, BenchResult
 from tests.cli.helpers import Ended, Run
 

@@ -19,7 +19,7 @@ from sflab.simulator.scenarios import SCENARIOS, Limits, Load
 from sflab.simulator.world import engine, world
 from sfnode.node import driver, startup
 from sfnode.organising.feeds import HeldFeeds
-from sfnode.peers import selection
+from sfnode.peers import link_slots
 from sfnode.peers.manager import PeerManager
 from sfnode.transport.memory import Conditions
 from sfprotocol import fork_proofs, plumtree, validation, weighing
@@ -374,8 +374,8 @@ def test_a_manager_that_opens_no_links_of_its_own_choice_is_seen(monkeypatch: py
     """All its links are opened by others, and these are enough."""
     calm = replace(SCENARIOS["calm"], topology="managed")
     assert simulate(calm, 0, nodes=5, seconds=8).failure is None
-    monkeypatch.setattr(selection, "missing", lambda links: 0 if links else 1)
-    monkeypatch.setattr(selection, "whom_to_probe", lambda *_: [])
+    monkeypatch.setattr(link_slots, "missing", lambda links: 0 if links else 1)
+    monkeypatch.setattr(link_slots, "whom_to_probe", lambda *_: [])
     assert caught(simulate(calm, 0, nodes=5, seconds=8)) == "outbound"
 
 
@@ -383,7 +383,7 @@ def test_a_manager_that_gives_up_the_links_of_its_own_choice_is_seen(monkeypatch
     """It closes its outbound links as soon as it can."""
     calm = replace(SCENARIOS["calm"], topology="managed")
     monkeypatch.setattr(
-        selection, "whom_to_let_go", lambda links, *_: [link.peer for link in links if link.outbound]
+        link_slots, "whom_to_let_go", lambda links, *_: [link.peer for link in links if link.outbound]
     )
     assert caught(simulate(calm, 0, nodes=5, seconds=8)) == "outbound"
 

@@ -141,7 +141,7 @@ async def test_senders_that_meet_do_not_mix_their_frames(wire):
 
 
 async def test_inbound_streams_beyond_the_limit_are_closed_at_once(wire, monkeypatch):
-    monkeypatch.setattr(streams, "MAX_INBOUND", 1)
+    monkeypatch.setattr(streams, "MAX_INBOUND_STREAMS", 1)
     board = Board()
     first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
     await board.served.get()
@@ -160,7 +160,7 @@ async def assert_refused(accept):
 
 
 async def test_one_peer_has_a_few_streams_at_most_and_leaves_room_for_others(wire, monkeypatch):
-    monkeypatch.setattr(streams, "MAX_INBOUND_OF_PEER", 1)
+    monkeypatch.setattr(streams, "MAX_INBOUND_STREAMS_OF_PEER", 1)
     board = Board()
     first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
     assert await board.served.get() == ("somebody", CALLER.addr)
@@ -245,7 +245,7 @@ async def test_streams_for_which_others_have_taken_the_room_are_no_waste(wire, m
     board = Board()
     first = asyncio.create_task(board.accept_link(ANOTHER, *await streams_of(wire[1])))
     await board.served.get()
-    monkeypatch.setattr(streams, "MAX_INBOUND", 1)
+    monkeypatch.setattr(streams, "MAX_INBOUND_STREAMS", 1)
     monkeypatch.setattr(streams, "MAX_REQUESTS", 0)
     for _ in range(5):
         await assert_refused(board.accept_link)

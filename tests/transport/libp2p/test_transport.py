@@ -283,7 +283,7 @@ async def test_streams_that_are_opened_and_cancelled_leave_neither_task_nor_memo
 
     for _ in range(20):
         await asyncio.gather(*(open_and_cancel() for _ in range(20)))
-    assert 0 < most <= streams.MAX_INBOUND_OF_PEER
+    assert 0 < most <= streams.MAX_INBOUND_STREAMS_OF_PEER
 
     async def forgotten():
         return not board._inbound and not board._inbound_of and len(asyncio.all_tasks()) <= tasks

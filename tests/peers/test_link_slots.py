@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode.peers import selection
-from sfnode.peers.address_book import FAULT_FIRST, AddressBook
-from sfnode.peers.selection import (
+from sfnode.peers import link_slots
+from sfnode.peers.address_book import AddressBook
+from sfnode.peers.faults import FAULT_FIRST
+from sfnode.peers.link_slots import (
     BLANK_TIME,
     HALF_LIFE,
     MAX_INBOUND,
@@ -138,9 +139,9 @@ def test_a_laboratory_behind_private_addresses_is_one_range_without_a_limit() ->
 
 def test_an_address_that_a_record_kept_quiet_about_is_judged_when_it_is_found() -> None:
     crowded = [LinkFacts(f"o{n}", True, 0, "0506") for n in range(MAX_OUTBOUND_OF_RANGE)]
-    assert not selection.may_keep(LinkFacts("new", True, NOW, "0506"), crowded)
-    assert selection.may_keep(LinkFacts("new", True, NOW, "0708"), crowded)
-    assert selection.may_keep(LinkFacts("new", True, NOW, None), crowded)
+    assert not link_slots.may_keep(LinkFacts("new", True, NOW, "0506"), crowded)
+    assert link_slots.may_keep(LinkFacts("new", True, NOW, "0708"), crowded)
+    assert link_slots.may_keep(LinkFacts("new", True, NOW, None), crowded)
 
 
 @given(links_lists, st.integers(0, 20))
@@ -289,9 +290,9 @@ def test_a_probe_goes_beyond_the_target_to_somebody_new_but_not_beyond_the_most(
 
 
 def test_what_a_link_brought_long_ago_counts_less() -> None:
-    assert selection.decayed(8.0, HALF_LIFE) == pytest.approx(4.0)
-    assert selection.decayed(8.0, 0.0) == 8.0
-    assert selection.decayed(8.0, 10 * HALF_LIFE) < 0.01
+    assert link_slots.decayed(8.0, HALF_LIFE) == pytest.approx(4.0)
+    assert link_slots.decayed(8.0, 0.0) == 8.0
+    assert link_slots.decayed(8.0, 10 * HALF_LIFE) < 0.01
 
 
 # -- ranges ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sfnode.errors import Code, UserError
-from sfnode.models import files, loader, shapes, vetting
+from sfnode.models import loader, model_config, model_files, shapes
 from tests.engine.helpers import manifest, model_folder
 from tests.refusals import refusal
 
@@ -46,7 +46,7 @@ def contents(settings: Any) -> dict[str, Any]:
 
 
 def test_a_configuration_names_no_other_file_of_weights(copy: Path) -> None:
-    others = {name: tensor + 1 for name, tensor in load_file(copy / files.SINGLE).items()}
+    others = {name: tensor + 1 for name, tensor in load_file(copy / model_files.SINGLE).items()}
     save_file(others, copy / "other.safetensors", {"format": "pt"})
     change(copy / "config.json", transformers_weights="other.safetensors")
     error = refusal(load, copy)
@@ -54,7 +54,9 @@ def test_a_configuration_names_no_other_file_of_weights(copy: Path) -> None:
     assert "config.json sets transformers_weights" in error.what
 
 
-@pytest.mark.parametrize("key", [*vetting.CHOOSES, "_attn_implementation", "_attn_implementation_internal"])
+@pytest.mark.parametrize(
+    "key", [*model_config.CHOOSES, "_attn_implementation", "_attn_implementation_internal"]
+)
 @pytest.mark.parametrize("place", ["here", "within"])
 def test_a_key_that_chooses_code_or_files_is_refused_by_name(copy: Path, key: str, place: str) -> None:
     value = {key: {"quant_method": "any"}}
@@ -63,7 +65,7 @@ def test_a_key_that_chooses_code_or_files_is_refused_by_name(copy: Path, key: st
     assert error.code is Code.MODEL_UNSAFE
     assert f"sets {key}, which chooses" in error.what
     with pytest.raises(UserError, match=f"sets {key}"):
-        vetting.configuration(copy)
+        model_config.configuration(copy)
 
 
 def test_a_key_that_chooses_nothing_is_no_reason_to_refuse_a_model(copy: Path) -> None:
@@ -89,7 +91,7 @@ def test_what_the_models_class_declares_or_takes_under_an_old_name_is_kept(tmp_p
         "head_dim": 32,
     }
     change(tmp_path / "config.json", **old, vocab_size=77)
-    found, wanted = vetting.configuration(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    found, wanted = model_config.configuration(tmp_path), AutoConfig.from_pretrained(tmp_path)
     assert contents(found) == contents(wanted)
     assert (found.vocab_size, found.num_labels, found.head_dim) == (77, 3, 32)
     assert contents(shapes.describe(str(tmp_path))) == contents(wanted)
@@ -102,20 +104,20 @@ def test_what_is_stored_under_a_name_that_the_class_computes_or_maps_is_kept(
     tmp_path: Path, kind: str, key: str
 ) -> None:
     change(tmp_path / "config.json", model_type=kind, **{key: 8})
-    assert getattr(vetting.configuration(tmp_path), key) == 8
+    assert getattr(model_config.configuration(tmp_path), key) == 8
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "mamba", "qwen3_moe", "falcon", "gemma3", "mpt"])
 def test_what_transformers_itself_writes_is_read_as_it_was(tmp_path: Path, kind: str) -> None:
     wanted = AutoConfig.for_model(kind)
     wanted.save_pretrained(tmp_path)
-    assert contents(vetting.configuration(tmp_path)) == contents(AutoConfig.from_pretrained(tmp_path))
+    assert contents(model_config.configuration(tmp_path)) == contents(AutoConfig.from_pretrained(tmp_path))
 
 
 def test_a_configuration_inside_another_is_vetted_by_its_own_class(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 48, "to_dict": "a shadow", "sliding_window": 16}
     change(tmp_path / "config.json", model_type="gemma3", text_config=text)
-    inside = vetting.configuration(tmp_path).text_config
+    inside = model_config.configuration(tmp_path).text_config
     assert (inside.hidden_size, inside.sliding_window) == (48, 16)
     assert inside.to_dict()["hidden_size"] == 48
 
@@ -129,18 +131,18 @@ def test_code_in_the_folder_of_a_model_that_transformers_knows_is_not_run(copy: 
 
 @pytest.mark.parametrize("name", ["../other/model-1.safetensors", "/model-1.safetensors", "model.bin", 7])
 def test_an_index_names_safetensors_beside_it_and_nothing_else(copy: Path, name: object) -> None:
-    weights = load_file(copy / files.SINGLE)
+    weights = load_file(copy / model_files.SINGLE)
     (copy.parent / "other").mkdir()
     others = {key: tensor + 1 for key, tensor in weights.items()}
     save_file(others, copy.parent / "other" / "model-1.safetensors", {"format": "pt"})
-    shutil.copy(copy / files.SINGLE, copy / "model.bin")
-    (copy / files.SINGLE).rename(copy / "model-1.safetensors")  # what the digest would be taken of
+    shutil.copy(copy / model_files.SINGLE, copy / "model.bin")
+    (copy / model_files.SINGLE).rename(copy / "model-1.safetensors")  # what the digest would be taken of
     index = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
-    (copy / files.INDEX).write_text(json.dumps(index))
+    (copy / model_files.INDEX).write_text(json.dumps(index))
     assert refusal(load, copy).code is Code.MODEL_UNSUPPORTED
 
 
-@pytest.mark.parametrize("file", vetting.TOKENIZER_SETTINGS)
+@pytest.mark.parametrize("file", model_config.TOKENIZER_SETTINGS)
 @pytest.mark.parametrize("key", ["tokenizer_file", "vocab_file", "fast_tokenizer_files"])
 def test_a_tokenizer_is_read_from_no_file_that_the_digest_does_not_cover(
     copy: Path, file: str, key: str

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sfnode.limits import Limits
-from sfnode.resources.policy import BURST, ComputeRate, ComputeUsage, Readings, pause_reasons, spare_cores
+from sfnode.resources.pauses import BURST, ComputeRate, ComputeUsage, Readings, pause_reasons, spare_cores
 
 NOTHING = Readings(
     moment=time(12, 0), idle=0, mains=True, programs=frozenset(), celsius=0, resident=0, free=2, day_bytes=0

@@ -24,7 +24,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from sfnode.errors import Code, UserError
-from sfnode.models import files
+from sfnode.models import model_files
 
 SCRATCH = "sfnode-model-"
 
@@ -100,14 +100,14 @@ def vetted(folder: Path) -> Iterator[Path]:
     """
     with TemporaryDirectory(prefix=SCRATCH) as scratch:
         view = Path(scratch)
-        for file in files.covered(folder):
+        for file in model_files.covered(folder):
             (view / file.name).symlink_to(file.resolve())
-        _rewrite(view / files.CONFIG, _model_settings(folder))
+        _rewrite(view / model_files.CONFIG, _model_settings(folder))
         for name in TOKENIZER_SETTINGS:
             if (folder / name).is_file():
                 _rewrite(view / name, _without_paths(_without_choices(folder / name)))
-        if (folder / files.GENERATION).is_file():
-            _rewrite(view / files.GENERATION, generation(folder))
+        if (folder / model_files.GENERATION).is_file():
+            _rewrite(view / model_files.GENERATION, generation(folder))
         yield view
 
 
@@ -117,7 +117,7 @@ def configuration(folder: Path) -> Any:
     Raises as `vetted` does, and transformers' own errors.
     """
     with TemporaryDirectory(prefix=SCRATCH) as scratch:
-        _rewrite(Path(scratch) / files.CONFIG, _model_settings(folder))
+        _rewrite(Path(scratch) / model_files.CONFIG, _model_settings(folder))
         return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
 
 
@@ -131,9 +131,9 @@ def read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise files.broken(file, "JSON file", error) from error
+        raise model_files.broken(file, "JSON file", error) from error
     if not isinstance(found, dict):
-        raise files.broken(file, "JSON file", "it holds no object")
+        raise model_files.broken(file, "JSON file", "it holds no object")
     return found
 
 
@@ -148,7 +148,7 @@ def architectures(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _model_settings(folder: Path) -> dict[str, Any]:
-    file = folder / files.CONFIG
+    file = folder / model_files.CONFIG
     settings = _without_choices(file)
     kind = _class(settings)
     if kind is None:
@@ -234,9 +234,9 @@ def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> di
 def _stored(folder: Path) -> tuple[int, int]:
     """Return the number of tensors of a folder's weights, and the size of their files in bytes; 0 and 0
     without weights."""
-    if not files.has_weights(folder):
+    if not model_files.has_weights(folder):
         return 0, 0
-    return len(files.stored_tensors(folder)), files.weight_bytes(folder)
+    return len(model_files.stored_tensors(folder)), model_files.weight_bytes(folder)
 
 
 def _check_numbers(file: Path, settings: Any, tensors: int, size: int) -> None:
@@ -326,4 +326,4 @@ def generation(folder: Path) -> dict[str, Any]:
     def is_number(value: Any) -> bool:
         return isinstance(value, int | float) or (isinstance(value, list) and all(map(is_number, value)))
 
-    return {key: value for key, value in read(folder / files.GENERATION).items() if is_number(value)}
+    return {key: value for key, value in read(folder / model_files.GENERATION).items() if is_number(value)}
