@@ -40,7 +40,7 @@ from sfnode.organising.policy import (
 )
 from sfnode.organising.steps import Steps
 from sfnode.preparing.first_order import numbers_for, rate_of, whitening
-from sfnode.preparing.manifest import FIRST_ORDER_HEAD
+from sfnode.preparing.recipes import HEAD
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
 from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Admit, Evaluated, Worth
 from sfprotocol.messages import Feed
@@ -151,7 +151,7 @@ class Head:
         self.cells = self.states.shape[1] * none.shape[1]
         self.held, self.test, self.shards = held, test, np.array_split(public, members)
         self.norm = float(np.linalg.norm(self._gradients(np.zeros(self.cells), public, self.right).mean(0)))
-        numbers, rate = FIRST_ORDER_HEAD, rate_of(none.shape[1])
+        numbers, rate = HEAD.training, rate_of(none.shape[1])
         self.policy = replace(
             EVALUATED,
             target_updates=numbers.epoch_updates,
@@ -467,7 +467,7 @@ def main() -> None:
     parser.add_argument("--open", action="store_true", help="nobody is judged")
     parser.add_argument("--worst", action="store_true", help="what one update can do, first and last")
     given = parser.parse_args()
-    budget = given.budget or (FIRST_ORDER_HEAD.update_budget if given.head else 334)
+    budget = given.budget or (HEAD.training.update_budget if given.head else 334)
     if given.worst:
         swarm, gain = course(given, "", 0, 0, budget)
         end = swarm.cores(swarm.run_state.sealed - 1)

@@ -31,8 +31,9 @@ from sfnode.manifest.sections import (
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import examination, loader, model_config, model_files
-from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
+from sfnode.models.targets import DEFAULT, Selection
 from sfnode.preparing import proposals
+from sfnode.preparing.recipes import WORDS, recipe_of
 from sfnode.printable import command
 from sfnode.tasks import chat, dataset, presets, prompts, public_files, row_files, templates, verifying
 from sfnode.tasks.fitting import Fitting, RowExamination
@@ -59,51 +60,9 @@ MOST_WITHHELD = 1 / 5
 """Maximum share of the training data that is withheld for validation by default. Data on the hub have no such
 bound: data sets there have thousands of rows."""
 
-HEAD = Selection(modules=("score",))
-"""Layers that a run of a head trains: the head that transformers adds to a causal model as a classifier."""
-
-HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=48_000, decay=0.95)
-"""Default hyperparameters of a zeroth-order run of a head (docs/research-log.md). An update of a head takes
-microseconds. With two classes only the columns of V make different directions, so the rank must be large."""
-
-IN_WORDS = Selection(modules=(UPPER_LINEAR,))
-"""Layers that are trained if a language model learns a task's answers in words, unless options name
-others."""
-
-IN_WORDS_TRAINING = Training(group=8, batch_size=8)
-"""Default hyperparameters of a zeroth-order run that learns answers in words (docs/research-log.md). An
-update on 8 rows at one point takes as many forward passes as an update on 4 rows at two points, and learns
-more."""
-
-FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
-"""Default hyperparameters of a first-order run of the body's last blocks (docs/research-log.md)."""
-
-FIRST_ORDER_REWARDS = FIRST_ORDER.model_copy(update={"update_budget": 96})
-"""Default hyperparameters of a first-order reward run, where an update takes 32 written answers. Models that
-come with sfnode write thousands of answers per second, so their runs have FIRST_ORDER's budget instead. A
-round then has more updates, and less noise (docs/research-log.md)."""
-
-FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
-"""Default hyperparameters of a first-order run of a head, in whitened coordinates. A node keeps the states of
-its rows, so an update on all rows is nearly free. About thirty rounds suffice, and the loss on validation
-rows ends the run."""
-
-GRADIENT_ROUNDS, REWARD_ROUNDS, HEAD_ROUNDS = 32, 16, 64
-"""Default number of rounds of a first-order run, whatever its budget: for a body that learns from right
-answers, for a body that learns from rewards, and for a head."""
-
 EIGHT_BITS = 1024
 """Minimum number of cells at which an update's scalars have 8 bits. With fewer cells they have 16, and the
 update is still small."""
-
-BY_REWARDS = Selection(modules=(VALUES,))
-"""Layers that are trained if a language model learns from rewards, unless options name others. They are 3 %
-of SmolLM2's parameters, and a step along their gradient improves rewards nearly as much as a step along the
-gradient of all parameters (docs/research-log.md)."""
-
-REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
-"""Default hyperparameters of a zeroth-order reward run. Answers are written once for a group, four to each
-prompt."""
 
 PROMPT_TOKENS = 768
 """Maximum tokens of a prompt in a reward run, unless the model can read fewer."""
@@ -113,10 +72,6 @@ HEAD_PARTS = 4
 With the default budget a part is a single update. An update is measured on all rows of its node, so a second
 update at the same weights adds nothing. With parts eight times as large, a run that was to have 64 rounds
 ended after 16."""
-
-IN_WORDS_ROUNDS = 8
-"""Default number of rounds of a zeroth-order run that learns answers in words or by rewards. An organiser may
-close rounds with more updates, so that the run has fewer rounds."""
 
 HEAD_ROWS = 4_096
 """Default maximum number of rows to train a head on, as each must go through the model once first. A linear
@@ -209,7 +164,7 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
     home = model_files.located(source, revision)
     head = _trains_head(task, given, home)
     own = preset.training if preset and source == preset.model else None
-    selection, training, rounds = _usual(task, head, own, first=first)
+    selection, training, rounds = recipe_of(task, head, own, first=first)
     if not head:
         selection = _selection(given, selection)
     described = loader.describe(source, revision, selection, loader.classes(task))
@@ -236,22 +191,6 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
     manifest = manifest.model_copy(update={"training": training, "task": task})
     _try_data(manifest, examine or RowExamination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
-
-
-def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tuple[Selection, Training, int]:
-    """Return the default layers and hyperparameters of a run, and its number of rounds if that does not
-    depend on the budget, else 0. `own`: the hyperparameters of a model that comes with a task."""
-    if head:
-        return (HEAD, FIRST_ORDER_HEAD, HEAD_ROUNDS) if first else (HEAD, own or HEAD_TRAINING, 0)
-    if first:
-        layers = (BY_REWARDS, FIRST_ORDER_REWARDS) if task.is_rewarded else (IN_WORDS, FIRST_ORDER)
-        if own or task.kind == "sequence-classification":  # a classifier is in none of the last blocks
-            layers = DEFAULT, FIRST_ORDER
-        return (*layers, REWARD_ROUNDS if task.is_rewarded else GRADIENT_ROUNDS)
-    if own or task.kind not in ("classification", "reward"):
-        return DEFAULT, own or Training(), 0
-    layers = (BY_REWARDS, REWARD_TRAINING) if task.is_rewarded else (IN_WORDS, IN_WORDS_TRAINING)
-    return (*layers, IN_WORDS_ROUNDS)
 
 
 def _numbers(
@@ -355,7 +294,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
     loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
     task = Task(**old.task.model_dump() | loss)
     measured = given.get("norm_limit") == 0
-    begun = WITHOUT_GRADIENTS | {"rank": FIRST_ORDER.rank} if measured else {}
+    begun = WITHOUT_GRADIENTS | {"rank": WORDS.training.rank} if measured else {}
     training = _section(old.training.model_copy(update=begun), given)
     model = Model(
         **old.model.model_dump()
@@ -379,7 +318,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
     if not measured:
         return run
     head = takes_features(run)
-    _, training, rounds = _usual(task, head, None, first=True)
+    _, training, rounds = recipe_of(task, head, None, first=True)
     training, organised = _numbers(training, rounds, run.model, given, head, first=True)
     bounds = {name: getattr(organised, name) for name in ("quota", "subspace_epochs")}
     bounded = run.organised.model_copy(update=bounds)

@@ -42,8 +42,8 @@ HELD = 300
 """Maximum number of streams held open at a time, more than a node serves."""
 
 CANCELLED = 2_500
-"""Number of streams that `cancelled_streams` opens and cancels, ten times as many as a node serves at once. If
-each left its buffer of 64 KiB, they would take 160 MB."""
+"""Number of streams that `cancelled_streams` opens and cancels, ten times as many as a node serves at once.
+If each left its buffer of 64 KiB, they would take 160 MB."""
 
 AT_ONCE = 64
 """Number of streams that `cancelled_streams` opens at a time."""
