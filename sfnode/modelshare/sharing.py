@@ -24,7 +24,7 @@ from sfnode.models import model_files as model_folder
 from sfnode.models.model_files import list_model
 from sfnode.modelshare.download import Givers, ModelDownload, put_in_place
 from sfnode.modelshare.listed import Listed
-from sfnode.modelshare.uplink import Part, Shares, Uplink
+from sfnode.modelshare.serving import Part, Shares, Uplink
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.schema.status import FetchStatus
 from sfnode.settings import Settings

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.modelshare import uplink
+from sfnode.modelshare import serving
 from sfnode.modelshare.listed import Listed, add_piece, has_piece, map_bytes
-from sfnode.modelshare.uplink import Part, Uplink
+from sfnode.modelshare.serving import Part, Uplink
 from sfprotocol.model_listing import PIECE, Piece
 from sfprotocol.wire_codec import MAX_PART_BYTES
 from tests.modelshare.crowd import crowd
@@ -77,7 +77,7 @@ def test_no_more_is_sent_at_once_than_a_fast_uplink_needs_and_what_was_begun_goe
 @pytest.mark.parametrize(("rate", "at_once"), [(50_000, 1), (200_000, 2), (300_000, 3), (5_000_000, 4)])
 def test_a_slow_uplink_sends_less_at_once(rate: float, at_once: int) -> None:
     line, now = Uplink(), 0.0
-    for _ in range(uplink.SAMPLES):
+    for _ in range(serving.SAMPLES):
         assert begin(line, "a", now=now) == [True]
         now += MAX_PART_BYTES / rate
     line.take(part("a"), 1, now, ends=True)  # all that it asked for has come
@@ -89,8 +89,8 @@ def test_a_slow_uplink_sends_less_at_once(rate: float, at_once: int) -> None:
 def test_receivers_that_fall_silent_do_not_keep_their_place() -> None:
     line = Uplink()
     begin(line, *"abcd")
-    assert begin(line, "e", now=uplink.IDLE) == [False]
-    assert begin(line, *"efgh", now=5 * uplink.IDLE) == [True] * 4
+    assert begin(line, "e", now=serving.IDLE) == [False]
+    assert begin(line, *"efgh", now=5 * serving.IDLE) == [True] * 4
 
 
 def test_the_end_of_a_piece_makes_room_when_its_receiver_asks_for_another() -> None:

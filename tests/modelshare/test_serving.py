@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sfnode.modelshare import uplink
+from sfnode.modelshare import serving
+from sfnode.modelshare.serving import ASKING_TIME, Shares
 from sfnode.modelshare.sharing import SHARE_BURST, SHARE_RATE
-from sfnode.modelshare.uplink import ASKING_TIME, Shares
 from sfnode.transport.base import Asker
 from sfprotocol.wire_codec import MAX_PART_BYTES
 
@@ -66,7 +66,7 @@ def test_a_stranger_that_asks_without_pause_leaves_half_to_another_peer(ids: int
 
 def test_a_share_works_however_many_there_are() -> None:
     divided = Shares()
-    for number in range(2 * uplink.MAX_RANGES):
+    for number in range(2 * serving.MAX_RANGES):
         crowd = Asker("x", f"/ip4/9.{number % 256}.0.1/tcp/1")
         divided.take(crowd, 1, 0.0, rate=SHARE_RATE, burst=SHARE_BURST)
     assert divided.take(HONEST, MAX_PART_BYTES, 0.0, rate=SHARE_RATE, burst=SHARE_BURST)
@@ -74,12 +74,12 @@ def test_a_share_works_however_many_there_are() -> None:
 
 def test_what_is_remembered_is_bounded_and_forgotten() -> None:
     divided = Shares()
-    for number in range(3 * uplink.MAX_RANGES):
+    for number in range(3 * serving.MAX_RANGES):
         one = Asker(f"{number}", f"/ip4/{number % 200 + 11}.{number % 251}.0.1/tcp/1")
         divided.take(one, 1, 0.0, rate=1.0, burst=1e9)
         same_range = Asker(f"{number}", "/ip4/8.8.8.8/tcp/1")
         divided.take(same_range, 1, 0.0, rate=1.0, burst=1e9)
-    assert len(divided._ranges) == uplink.MAX_RANGES
-    assert len(divided._ranges.get("0808", 0.0).peers) == uplink.MAX_PEERS
+    assert len(divided._ranges) == serving.MAX_RANGES
+    assert len(divided._ranges.get("0808", 0.0).peers) == serving.MAX_PEERS
     divided.take(HONEST, 1, ASKING_TIME + 1, rate=1.0, burst=1e9)
     assert len(divided._ranges) == 1
