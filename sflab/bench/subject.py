@@ -86,7 +86,7 @@ class BenchSubject(NamedTuple):
     """Dtype of the weights."""
     parameters: int
     before: memory.Room
-    """Memory of the device before the model was loaded."""
+    """Free memory of the device, and its memory in use by this process, before the model was loaded."""
 
     def mini_batch(self, seeds: Sequence[int], size: int, times: int = 1) -> Encoded:
         """Encode one batch: `size` rows drawn by each of `seeds`, and all of these rows repeated `times`

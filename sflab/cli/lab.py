@@ -79,9 +79,9 @@ def network(
 ) -> int:
     """Run a network of nodes in virtual time, with simulated links, and check all promises.
 
-    The nodes are those of `sfnode join`, with an engine of integers. While faults last, nothing may be lost,
-    doubled or forged. When they are over, all nodes must become equal in bounded time. Exit status 1 if a
-    check fails.
+    The nodes are those of `sfnode join`, but their engine has no model and only adds up integers. While
+    faults last, nothing may be lost, doubled or forged. When they are over, all nodes must become equal in
+    bounded time. Exit status 1 if a check fails.
     """
     from sflab.simulator.runner import simulate as run
     from sflab.simulator.scenarios import SCENARIOS

@@ -317,7 +317,7 @@ def total(cells: Iterable[Cell]) -> int:
 
 
 def core_seconds(cell: Cell) -> float:
-    """Estimate a cell's seconds of one core with opt-mini-sst. Larger models take longer."""
+    """Estimate a cell's seconds of one core if its model is opt-mini-sst. Larger models take longer."""
     if cell.method not in registry.METHODS:
         speed = SEEDFLOOD_SPEED
     else:
@@ -326,5 +326,5 @@ def core_seconds(cell: Cell) -> float:
 
 
 def estimate(cells: Sequence[Cell], workers: int) -> float:
-    """Estimate the seconds that `workers` workers take for these cells, with opt-mini-sst."""
+    """Estimate the seconds that `workers` workers take for these cells, if their model is opt-mini-sst."""
     return sum(core_seconds(cell) for cell in cells) / workers

@@ -142,7 +142,8 @@ def rows_of(
     loaded: LoadedModel, batches: Iterable[Encoded], advance: Callable[[int], None] = lambda done: None
 ) -> HeadRows:
     """Return, for the rows of all batches, the states that enter the head, and the classes. Computes the
-    states that the model does not keep yet, and tells `advance` how many rows are done."""
+    states that the model does not keep yet, and tells `advance` the number of
+    rows so far."""
     states, labels, done = [], [], 0
     for batch in batches:
         states.append(forward.states(loaded, batch))

@@ -80,7 +80,7 @@ The loss is 1 less the reward. A figure `reward` is the mean of answers of the l
 """
 
 DATA_DIR = ("--data-dir", "NODE")
-"""Option in a card's commands, with a placeholder for a machine's path."""
+"""Option of the commands in a model card. NODE stands for the path of a node's data folder."""
 
 LISTED = 100
 """Maximum number of contributors that a card lists, those with most updates first. People read the card, so

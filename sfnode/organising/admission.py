@@ -98,7 +98,7 @@ class PendingJoinRequests:
     """Join requests that wait for their turn or for the owner.
 
     Their number is bounded, in total and for each link; the oldest is dropped first. A repeated join request
-    keeps its link and its turn.
+    replaces the earlier one, but keeps its turn, and counts for the link on which the first one came.
     """
 
     def __init__(self, run_id: bytes, policy: OrganiserPolicy) -> None:

@@ -397,7 +397,8 @@ def prior_of(
 ) -> tuple[tuple[int, ...], int]:
     """Return the base model's prior in the manifest's form, and the example-forwards that it took.
 
-    It is measured on PRIOR_ROWS of the public rows of a trainer from `any_trainer`, without their labels.
+    `trainer` comes from `any_trainer`. The prior is measured on up to PRIOR_ROWS of its public rows. Labels
+    are not used.
     """
     rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), PRIOR_ROWS))
     task, loaded = trainer.manifest.task, trainer.loaded

@@ -87,7 +87,8 @@ def lose(layout: Layout, feed: Feed, kept: int) -> None:
 
 
 def take_for_original(layout: Layout, run_id: bytes) -> None:
-    """Record in a copied log that it was never moved, as on a cloned machine."""
+    """Record a copied log's own file as the original one. The node then does not notice that it is a copy, as
+    it does not notice that a whole disk was cloned."""
     with UpdateLog.open(layout.log, run_id) as log:
         data_folder.remember_location(log)
 

@@ -157,9 +157,9 @@ a run in which the drift fell from 0.7 to 0.1, a factor of 0.98 skipped three ti
 newcomers (docs/research-log.md)."""
 
 LONG_MEMORY = 0.98
-"""Factor on the weight of earlier differences between a member and the others, for each newly measured epoch.
-These differences do not fall during a run. With a factor of 0.95 a seventh less of flipped work was
-skipped."""
+"""Factor on the weight of a member's earlier differences from the usual member, for each newly measured
+epoch. It is larger than MEMORY, because these differences do not fall during a run as drifts do. With 0.95,
+one seventh less of the work of members who flip signs was skipped than with 0.98."""
 
 OUTLIER = 16.0
 """Weight of a feed's updates above which the feed is an outlier, as a multiple of the median member's.

@@ -71,7 +71,7 @@ class HivemindSettings:
     """Full addresses of relays for use_auto_relay; by default the bootstrap peers. Other relays of the run
     are used if fewer than two of these answer."""
     client_mode: bool = False
-    """Whether to listen nowhere and only use the DHT, for a node that nobody can dial."""
+    """Whether to listen nowhere and use the DHT without serving it, for a node that nobody can dial."""
     circuit_relay: bool = False
     """Whether to relay connections between others, within bounds, once this node is publicly reachable."""
     force_reachability: Literal["", "public", "private"] = ""
