@@ -106,7 +106,7 @@ def _lines(what: str, seconds: float) -> Iterator[Advance]:
     def line() -> str:
         done, total = far
         left = left_text(done / total if total else 0.0, time.monotonic() - begun, seconds)
-        told = f"{done:,} of {total:,}, {left}" if total else left
+        told = ", ".join(filter(None, [f"{done:,} of {total:,}" if total else "", left]))
         return f"{what}: {told}" if told else what
 
     def draw() -> None:
@@ -126,12 +126,12 @@ def _lines(what: str, seconds: float) -> Iterator[Advance]:
 def left_text(done: float, elapsed: float, expected: float) -> str:
     """Return the time left for some work, as text. The share `done` of it took `elapsed` seconds.
 
-    `expected` is the expected duration of the whole work; 0: unknown. The text is empty if nothing is known.
+    `expected` is the expected duration of the whole work; 0: unknown. The text is empty if the time left is
+    unknown, as it is once the work takes longer than it should.
     """
-    total = elapsed / done if done >= TELLING else expected
-    if not total:
+    left = (elapsed / done if done >= TELLING else expected) - elapsed
+    if left <= 0.0:
         return ""
-    left = max(total - elapsed, 0.0)
     return f"about {left / 60:.0f} min left" if left >= MINUTES else f"about {math.ceil(left)} s left"
 
 
