@@ -20,8 +20,8 @@ def made(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Return a constructor of processes that end with the test."""
     processes: list[BoundedProcess] = []
 
-    def make(program: str = PROGRAM, **options: Any) -> BoundedProcess:
-        processes.append(BoundedProcess(program, 5.0, MEMORY, **options))
+    def make(program: str = PROGRAM, seconds: float = 5.0, **options: Any) -> BoundedProcess:
+        processes.append(BoundedProcess(program, seconds, MEMORY, **options))
         return processes[-1]
 
     yield make
@@ -53,7 +53,7 @@ def test_a_process_that_was_killed_meanwhile_is_nobodys_fault(made: Any) -> None
 
 def test_every_process_gets_the_opening_before_anything_else(made: Any) -> None:
     openings = iter([["{{ 9 ** (9 ** 9) }}", {}], ["{{ 1 }}", {}], ["{{ 1 }}", {}]])
-    process = made(opening=lambda: next(openings))
+    process = made(seconds=1.0, opening=lambda: next(openings))
     assert process.ask(["{{ 2 }}", {}]) == {"broke": "it takes more time than it may"}
     assert process.ask(["{{ 2 }}", {}]) == {"text": "2"}
     process.close()

@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -55,7 +56,7 @@ DOCUMENT = re.compile(r"\b([A-Z]{4,}) (?:section )?\d{1,2}\b(?!\.\d)")
 
 
 def test_what_is_named_exists(tree: Tree) -> None:
-    found = [f"{place}: {name}" for place, name in references(tree) if not tree.has(name)]
+    found = [f"{place}: {name}" for place, name in lost(tree)]
     assert not found, "\n".join(found)
 
 
@@ -75,7 +76,7 @@ def test_what_is_named_exists(tree: Tree) -> None:
     ],
 )
 def test_what_leads_nowhere_is_found(text: str, names: list[str], tree: Tree) -> None:
-    assert sorted(name for name in named_in_code(text) if not tree.has(name)) == names
+    assert sorted(lost_in_code(text, tree)) == names
 
 
 def test_the_map_of_the_rooms_names_every_package() -> None:
@@ -93,12 +94,11 @@ class Tree:
         self.modules = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
         self.pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
         self.pages += [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))]
-        self.defined: dict[str, set[str]] = defaultdict(set)
-        """Names that modules define, keyed by every suffix of the module's dotted name."""
+        self.called: dict[tuple[str, ...], list[Path]] = defaultdict(list)
+        """Modules, keyed by every suffix of their dotted names."""
         for file in self.modules:
-            names = defined_in(ast.parse(file.read_text(encoding="utf-8")))
             for end in ends(dotted(file)):
-                self.defined[end] |= names
+                self.called[end].append(file)
         paths = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
         self.paths = {"/".join(end) for path in paths for end in ends(path.relative_to(ROOT).parts)}
         self.documents = {page.stem for page in self.pages if page.stem.isupper()}
@@ -111,8 +111,10 @@ class Tree:
             return name in self.documents
         parts = tuple(name.split("."))
         heads = (parts[:length] for length in range(len(parts), 0, -1))
-        head = next((head for head in heads if head in self.defined), None)
-        return head is not None and (head == parts or parts[len(head)] in self.defined[head])
+        head = next((head for head in heads if head in self.called), None)
+        return head is not None and (
+            head == parts or any(parts[len(head)] in defined_in(file) for file in self.called[head])
+        )
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +132,11 @@ def dotted(file: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def defined_in(module: ast.Module) -> set[str]:
+@cache
+def defined_in(file: Path) -> set[str]:
     """Return what a module, and the classes in it, define or import."""
     found: set[str] = set()
-    for node in ast.walk(module):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 found.add(name)
@@ -144,15 +147,24 @@ def defined_in(module: ast.Module) -> set[str]:
     return found
 
 
-def references(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield the file and the name of each reference."""
+def lost(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield the file and the name of each reference that leads nowhere."""
     for file in tree.modules:
-        for name in named_in_code(file.read_text(encoding="utf-8")):
+        for name in lost_in_code(file.read_text(encoding="utf-8"), tree):
             yield str(file.relative_to(ROOT)), name
     for page in tree.pages:
         if (place := page.relative_to(ROOT).as_posix()) not in PAST:
-            for name in named_in(page.read_text(encoding="utf-8")):
-                yield place, name
+            yield from (
+                (place, name) for name in named_in(page.read_text(encoding="utf-8")) if not tree.has(name)
+            )
+
+
+def lost_in_code(source: str, tree: Tree) -> list[str]:
+    """Return the names in comments and docstrings that lead nowhere. Only a source that has such a name
+    anywhere is parsed."""
+    if all(tree.has(name) for found in (named_in, DOCUMENT.findall, quoted) for name in found(source)):
+        return []
+    return [name for name in named_in_code(source) if not tree.has(name)]
 
 
 def named_in(text: str) -> Iterator[str]:
@@ -170,14 +182,18 @@ def named_in_code(source: str) -> Iterator[str]:
     for text in prose(source, module):
         yield from named_in(text)
         yield from DOCUMENT.findall(text)
-        for name in QUOTED.findall(text):
-            first, last = name.partition(".")[0], name.rpartition(".")[2]
-            if (
-                first not in known
-                and last not in FILE_SUFFIXES
-                and (first in PACKAGES or not find_spec(first))
-            ):
-                yield name
+        yield from (name for name in quoted(text) if name.partition(".")[0] not in known)
+
+
+def quoted(text: str) -> Iterator[str]:
+    """Yield the names between backquotes, without those of libraries and of files."""
+    for name in QUOTED.findall(text):
+        first, last = name.partition(".")[0], name.rpartition(".")[2]
+        if last not in FILE_SUFFIXES and (first in PACKAGES or not findable(first)):
+            yield name
+
+
+findable = cache(find_spec)
 
 
 def called(module: ast.Module) -> set[str]:

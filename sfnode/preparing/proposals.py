@@ -314,8 +314,9 @@ def joins(values: Counter[str]) -> dict[str, str]:
     first = [labels[0] for labels in alike.values()]
     joined = {label: labels[0] for labels in alike.values() for label in labels[1:]}
     counts = Counter({labels[0]: sum(values[one] for one in labels) for labels in alike.values()})
+    common = [one for one in first if RARE * counts[one] >= 1]  # of most columns none
     for rare in first:
-        meant = [one for one in first if counts[rare] <= RARE * counts[one] and _is_typo(rare, one)]
+        meant = [one for one in common if counts[rare] <= RARE * counts[one] and _is_typo(rare, one)]
         if len(meant) == 1:
             same = [rare, *(one for one in joined if joined[one] == rare)]
             joined |= dict.fromkeys(same, joined.get(meant[0], meant[0]))

@@ -13,6 +13,7 @@ from sfnode.preparing.manifest import build
 from sfnode.schema.results import EvalResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
+from sfnode.tasks import calibration
 from sfnode.tasks.metrics import share
 from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Move, Seal
 from sfprotocol.events import KeepControl
@@ -25,11 +26,18 @@ from tests.store.helpers import Author
 
 
 @pytest.fixture
+def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrate by few rows."""
+    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 8)
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Make the folder of a node without updates, for the built-in run with the plain loss."""
     return joined(tmp_path / "node", build({"loss": "plain"}))
 
 
+@pytest.mark.usefixtures("few_measurements")
 def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> None:
     ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json").done()
     result = EvalResult.model_validate(json.loads(ended.out))  # progress goes to standard error
@@ -42,6 +50,7 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
     assert (result.after.value, result.after.low, result.after.high) == expected
 
 
+@pytest.mark.usefixtures("few_measurements")
 def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, tmp_path: Path) -> None:
     folder = joined(tmp_path / "centred", build({}))
     ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json")
@@ -53,6 +62,7 @@ def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, t
     assert (result.prior.keys(), max(result.prior.values())) == ({"bad", "good"}, 0.0)
 
 
+@pytest.mark.usefixtures("few_measurements")
 def test_before_is_what_the_card_of_a_run_calls_so(sfnode: Run, tmp_path: Path) -> None:
     folder = joined(tmp_path / "centred", build({}))
     lines = sfnode("eval", "--data-dir", folder, "--test-limit", 40).out.splitlines()
@@ -61,6 +71,7 @@ def test_before_is_what_the_card_of_a_run_calls_so(sfnode: Run, tmp_path: Path) 
     assert told["before"] == told["after"]  # there are no updates
 
 
+@pytest.mark.usefixtures("few_measurements")
 def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -> None:
     said = sfnode("eval", "--data-dir", folder, "--test-limit", 40).out.splitlines()
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates")
@@ -145,6 +156,7 @@ def behind(tmp_path: Path) -> Path:
     return layout.path
 
 
+@pytest.mark.usefixtures("few_measurements")
 @pytest.mark.parametrize(
     "command", [("eval", "--test-limit", 8), ("export", "--out", "out")], ids=lambda words: words[0]
 )

@@ -14,6 +14,7 @@ import pytest
 
 from sfnode.cli.options import note
 from sfnode.cli.trained_model import load
+from sfnode.engine import drift
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
@@ -47,7 +48,8 @@ HARM = 2
 
 @pytest.fixture(autouse=True)
 def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure little in forks."""
+    """Measure little in forks, and for cards."""
+    monkeypatch.setattr(drift, "TOKENS", 8)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 8)
     monkeypatch.setattr(scalars, "SLOPES", 8)
 

@@ -1,4 +1,5 @@
-"""Tests of the embedded reviews: their text, what their model knows, and what a run teaches it."""
+"""Tests of the embedded reviews: their text, and what their model knows. What a run teaches it is shown in
+`tests/preparing/test_scalars`."""
 
 from __future__ import annotations
 
@@ -10,12 +11,10 @@ import pytest
 
 from scripts import reviews
 from sfnode.engine import forward
-from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.preparing.manifest import build
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import evaluate
-from sfprotocol.seeds import update_seeds
 
 TRAIN, TEST = (reviews.rows(split) for split in ("train", "test"))
 
@@ -88,20 +87,3 @@ def test_the_model_understands_the_reviews_but_not_the_question(run: Trainer) ->
         ).value
         >= 0.95
     )
-
-
-AT_ONCE = 20
-"""Number of updates between two passes of the model, as of that many nodes at once."""
-
-
-def test_a_fifth_of_the_default_run_teaches_it_the_question(run: Trainer) -> None:
-    training = run.manifest.training
-    steps = training.update_budget // 5
-    seeds = update_seeds(2602, 0, steps)
-    for n in range(0, steps, AT_ONCE):
-        epoch, own = n // training.epoch_updates, seeds[n : n + AT_ONCE]
-        scalars = np.array(run.step(own.tolist(), epoch).scalars)
-        run.apply(UpdateBatch(np.full(len(own), epoch), own, scalars))
-    measured = run.evaluate()
-    assert measured.count == 1000
-    assert measured.value >= 0.9
