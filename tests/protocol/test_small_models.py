@@ -26,32 +26,28 @@ from tests.protocol.feeds import origin_of
 from tests.protocol.organised import admit, close, fold, seal
 from tests.protocol.test_control_feed import AUTHORITY, History, chain_of, first, signed, succession
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Hashable)
 Arrival = Callable[[S], S]
 
 
-def everything_reachable(start: S, arrivals: list[Arrival[S]], key: Callable[[S], Hashable]) -> list[S]:
+def everything_reachable(start: S, arrivals: list[Arrival[S]]) -> set[S]:
     """Return all states that some sequence of arrivals leads to."""
-    found, border = {key(start): start}, [start]
+    found, border = {start}, {start}
     while border:
-        border = [
-            found.setdefault(key(after), after)
-            for state in border
-            for arrival in arrivals
-            if key(after := arrival(state)) not in found
-        ]
-    return list(found.values())
+        border = {arrival(state) for state in border for arrival in arrivals} - found
+        found |= border
+    return found
 
 
 def in_turn(arrivals: Iterable[Arrival[S]], state: S) -> S:
     return reduce(lambda state, arrival: arrival(state), arrivals, state)
 
 
-def settled(state: S, round_: Arrival[S], key: Callable[[S], Hashable]) -> S:
+def settled(state: S, arrivals: list[Arrival[S]]) -> S:
     """Return the state after all messages have arrived again until nothing changes."""
     for _ in range(10):
-        before, state = key(state), round_(state)
-        if key(state) == before:
+        before, state = state, in_turn(arrivals, state)
+        if state == before:
             return state
     raise AssertionError("it does not settle")
 
@@ -91,29 +87,40 @@ SUCCESSIONS = {
 }
 
 
-def ranges(whole: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+def ranges(whole: tuple[Entry, ...]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
     for start, stop in combinations(range(len(whole) + 1), 2):
         yield start, whole[start:stop]
-
-
-def received(message: Succession | tuple[int, list[Entry]], feed: ControlFeed) -> ControlFeed:
-    """Return the feed after an arrival. A fork that it shows is stored at once."""
-    after = copy.copy(feed)
-    after.entries, after.chains, after._sizes = feed.entries[:], feed.chains[:], feed._sizes[:]
-    after.forks = dict(feed.forks)
-    if isinstance(message, Succession):
-        after.succeed(message)
-        return after
-    result = after.add(*message)
-    if isinstance(result, ControlFork):
-        after.freeze(result)
-    return after
 
 
 def identity(feed: ControlFeed) -> Hashable:
     return feed.chain, feed.stop, tuple(feed.successions), tuple((t, f.stop) for t, f in feed.forks.items())
 
 
+NOTHING = ControlFeed(AUTHORITY)
+FEEDS = {identity(NOTHING): NOTHING}
+"""One feed of each identity, in place of all feeds that have it: feeds of these tests are equal if they are one
+object."""
+
+
+@cache
+def received(message: Succession | tuple[int, tuple[Entry, ...]], feed: ControlFeed) -> ControlFeed:
+    """Return the feed after an arrival. A fork that it shows is stored at once."""
+    after = copied(feed)
+    if isinstance(message, Succession):
+        after.succeed(message)
+    elif isinstance(result := after.add(message[0], list(message[1])), ControlFork):
+        after.freeze(result)
+    return FEEDS.setdefault(identity(after), after)
+
+
+def copied(feed: ControlFeed) -> ControlFeed:
+    after = copy.copy(feed)
+    after.entries, after.chains, after._sizes = feed.entries[:], feed.chains[:], feed._sizes[:]
+    after.forks = dict(feed.forks)
+    return after
+
+
+@cache
 def agreement(feed: ControlFeed) -> tuple[bytes, bool, frozenset[bytes], bool]:
     """Return the state on which nodes must agree: everything except forks of earlier terms."""
     return feed.chain, feed.misses_decisions, frozenset(feed.successions), feed.frozen
@@ -167,15 +174,11 @@ SCENARIOS = [
 def play(histories: tuple[str, ...], successions: tuple[str, ...]) -> None:
     written = [HISTORIES[name] for name in histories]
     deputies = [SUCCESSIONS[name] for name in successions]
-    entries = [sign_history(history, *signers) for history, signers in written]
-    pieces = {
-        (start, tuple(piece)): partial(received, (start, piece))
-        for whole in entries
-        for start, piece in ranges(whole)
-    }
+    entries = [tuple(sign_history(history, *signers)) for history, signers in written]
+    pieces = {piece: partial(received, piece) for whole in entries for piece in ranges(whole)}
     wholes = [partial(received, (0, whole)) for whole in entries]
     votes = [partial(received, one) for one in deputies]
-    states = everything_reachable(ControlFeed(AUTHORITY), [*pieces.values(), *votes], identity)
+    states = everything_reachable(NOTHING, [*pieces.values(), *votes])
     expected = agreed(written, deputies)
     orders = [*votes, *wholes], [*wholes[::-1], *votes]
     if expected is None:
@@ -184,10 +187,7 @@ def play(histories: tuple[str, ...], successions: tuple[str, ...]) -> None:
                 "it has not what the deputies have kept, and knows"
             )
     else:
-        ends = {
-            agreement(settled(state, partial(in_turn, order), identity))
-            for state, order in product(states, orders)
-        }
+        ends = {agreement(settled(state, order)) for state, order in product(states, orders)}
         assert len(ends) == 1, (histories, successions)
         assert ends.pop()[:2] == (chain_of(expected), False), (histories, successions)
 
@@ -210,42 +210,41 @@ KNOWN = (
 )
 
 
+@cache
+def told(what: str, source: ControlFeed, target: ControlFeed) -> ControlFeed:
+    """Return a node after another has told it everything of one kind."""
+    if what == "successions":
+        return in_turn([partial(received, one) for one in source.successions.values()], target)
+    if what == "decisions":
+        return received((0, tuple(source.entries)), target)
+    after = copied(target)
+    for fork in source.forks.values():
+        after.freeze(fork)
+    return FEEDS.setdefault(identity(after), after)
+
+
 def tell(what: str, source: int, target: int, nodes: Three) -> Three:
     """Return the nodes after one node has told another everything of one kind."""
-    theirs, ours = nodes[source], nodes[target]
-    if what == "successions":
-        ours = in_turn([partial(received, one) for one in theirs.successions.values()], ours)
-    elif what == "forks":
-        ours = received((0, []), ours)
-        for fork in theirs.forks.values():
-            ours.freeze(fork)
-    else:
-        ours = received((0, theirs.entries), ours)
-    first, second, third = (ours if place == target else node for place, node in enumerate(nodes))
+    after = told(what, nodes[source], nodes[target])
+    first, second, third = (after if place == target else node for place, node in enumerate(nodes))
     return first, second, third
 
 
 def test_three_nodes_agree_on_whatever_links_work_in_whatever_order() -> None:
     kinds, pairs = ("successions", "forks", "decisions"), list(permutations(range(3), 2))
-    told = [partial(tell, what, *pair) for pair in pairs for what in kinds]
+    tellings = [partial(tell, what, *pair) for pair in pairs for what in kinds]
     for known in combinations(KNOWN, 3):
         first, second, third = (knowing(*one) for one in known)
-        states = everything_reachable((first, second, third), told, identities)
-        round_ = partial(in_turn, told)
-        for state in states:
-            nodes = settled(state, round_, identities)
+        states = everything_reachable((first, second, third), tellings)
+        for nodes in {settled(state, tellings) for state in states}:
             assert len({agreement(node)[1:] for node in nodes}) == 1, known
             assert nodes[0].misses_decisions or len({node.chain for node in nodes}) == 1, known
 
 
 def knowing(history: str, successions: tuple[str, ...]) -> ControlFeed:
-    feed = in_turn([partial(received, SUCCESSIONS[name]) for name in successions], ControlFeed(AUTHORITY))
+    feed = in_turn([partial(received, SUCCESSIONS[name]) for name in successions], NOTHING)
     decisions, signers = HISTORIES[history]
-    return received((0, sign_history(decisions, *signers)), feed)
-
-
-def identities(nodes: Three) -> Hashable:
-    return tuple(map(identity, nodes))
+    return received((0, tuple(sign_history(decisions, *signers))), feed)
 
 
 @pytest.mark.parametrize(
