@@ -401,9 +401,7 @@ class HeldFeeds:
     def brings(self, number: int, epoch: int, run_state: RunState, labels: range) -> bool:
         """Return whether the close of `epoch` lists updates of a feed that are labelled with one of the
         epochs `labels`."""
-        return bool(labels) and any(
-            one.label in labels for one in self._named(number, epoch, run_state)[1]
-        )
+        return bool(labels) and any(one.label in labels for one in self._named(number, epoch, run_state)[1])
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
         """Return the amendment that ends a feed whose listed steps have been missing for `after` seconds

@@ -17,7 +17,7 @@ from sfprotocol.link import ALLOWED
 from tests.fuzz.altering import altered
 from tests.fuzz.choices import Choices
 from tests.fuzz.decoders import seeds
-from tests.fuzz.live import Plan, Role, play
+from tests.fuzz.live import Plan, play
 from tests.fuzz.watching import BLAME, LONGEST_CALLBACK, Watch, watching
 
 CASES = (0, 1, 9, 3, 4, 5, 6, 19)

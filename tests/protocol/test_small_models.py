@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache, partial, reduce
 from itertools import chain as concatenate
 from itertools import combinations, combinations_with_replacement, groupby, permutations, product
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Hashable)
 Arrival = Callable[[S], S]
 
 
-def everything_reachable(start: S, arrivals: list[Arrival[S]]) -> set[S]:
+def everything_reachable(start: S, arrivals: Sequence[Arrival[S]]) -> set[S]:
     """Return all states that some sequence of arrivals leads to."""
     found, border = {start}, {start}
     while border:
@@ -44,7 +44,7 @@ def in_turn(arrivals: Iterable[Arrival[S]], state: S) -> S:
     return reduce(lambda state, arrival: arrival(state), arrivals, state)
 
 
-def settled(state: S, arrivals: list[Arrival[S]]) -> S:
+def settled(state: S, arrivals: Sequence[Arrival[S]]) -> S:
     """Return the state after all messages have arrived again until nothing changes."""
     for _ in range(10):
         before, state = state, in_turn(arrivals, state)
@@ -99,7 +99,7 @@ def identity(feed: ControlFeed) -> Hashable:
 
 NOTHING = ControlFeed(AUTHORITY)
 FEEDS = {identity(NOTHING): NOTHING}
-"""One feed of each identity, in place of all feeds that have it: feeds of these tests are equal if they are one
+"""One feed of each identity, which stands for all feeds that have it. So equal feeds of these tests are one
 object."""
 
 
@@ -304,7 +304,7 @@ STORIES: tuple[tuple[Decision, ...], ...] = (
 )
 
 
-def steps(**run: int) -> Iterator[tuple[bytes, Decision, bytes]]:
+def steps(**run: Any) -> Iterator[tuple[bytes, Decision, bytes]]:
     """Yield every step of every order of the decisions of every story, after the organiser's admission, with
     the pickled states before and after it. Orders that come to one state go on as one."""
     begun = fold(admit(0, 3), epoch_updates=8, **run)
