@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from enum import StrEnum
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,16 @@ def _ask(folder: Path, part: ModelPart, tokens: int = 0) -> dict[str, Any]:
     return reply
 
 
+@cache
+def _versions() -> tuple[str, ...]:
+    """Return the versions of LIBRARIES. They are read once, because finding them takes milliseconds."""
+    return tuple(map(version, LIBRARIES))
+
+
 def _name(folder: Path, part: ModelPart) -> str:
     """Return a hash of a model's files, without the values of weights, and of the versions of the packages
     that read them."""
-    state = hashlib.blake2b(repr((part, __version__, *map(version, LIBRARIES))).encode(), digest_size=32)
+    state = hashlib.blake2b(repr((part, __version__, *_versions())).encode(), digest_size=32)
     for name in (model_files.CONFIG, model_files.GENERATION, *model_files.TOKENIZER_FILES):
         if (folder / name).is_file():
             content = (folder / name).read_bytes()

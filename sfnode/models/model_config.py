@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FunctionType
@@ -264,7 +265,8 @@ def _declared(settings: dict[str, Any], kind: type[PretrainedConfig]) -> dict[st
     return kept
 
 
-def _keys(kind: type[PretrainedConfig]) -> set[str]:
+@cache
+def _keys(kind: type[PretrainedConfig]) -> frozenset[str]:
     """Return the keys that a configuration's class declares, computes, or takes under an old name."""
     declared = set(inspect.signature(kind).parameters) | SHARED
     declared |= set(kind.attribute_map) | set(kind.attribute_map.values())
@@ -275,7 +277,7 @@ def _keys(kind: type[PretrainedConfig]) -> set[str]:
             if isinstance(method, FunctionType):
                 declared |= set(inspect.signature(method).parameters)
                 mentioned |= set(_words(method.__code__))
-    return declared | {word for word in mentioned if _is_free(kind, word)}
+    return frozenset(declared | {word for word in mentioned if _is_free(kind, word)})
 
 
 def _is_free(kind: type[PretrainedConfig], word: str) -> bool:

@@ -8,10 +8,11 @@ are called `named` in the code, as in the named digest (SPEC O10).
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from sfnode.organising.evaluation.evidence import GAIN_BY_COST, Weighted, references, weighted_median
@@ -35,6 +36,8 @@ the run's end, which has a factor of its own."""
 FEW = 3
 """Number of scalars of the usual size that are added to a member's scalars before their size is judged. Few
 scalars may be large by chance."""
+
+_STOP = attrgetter("stop")
 
 
 @dataclass(slots=True)
@@ -65,19 +68,26 @@ class HeldFeed:
     @property
     def next_boundary(self) -> int:
         """Step of the first boundary among the waiting updates; `stop` if no updates wait."""
-        return next((one.stop for one in self.boundaries if one.stop > self.named), self.stop)
+        place = bisect_right(self.boundaries, self.named, key=_STOP)
+        return self.boundaries[place].stop if place < len(self.boundaries) else self.stop
 
     def boundary(self, stop: int) -> Boundary | None:
         """Return the boundary at a step; None if there is none."""
-        return next((one for one in reversed(self.boundaries) if one.stop == stop), None)
+        place = bisect_left(self.boundaries, stop, key=_STOP)
+        found = self.boundaries[place] if place < len(self.boundaries) else None
+        return found if found and found.stop == stop else None
+
+    def between(self, first: int, stop: int) -> list[Boundary]:
+        """Return the boundaries after step `first`, up to step `stop`."""
+        place = bisect_right(self.boundaries, first, key=_STOP)
+        return self.boundaries[place : bisect_right(self.boundaries, stop, place, key=_STOP)]
 
     def enough(self, updates: int) -> int:
         """Return the step of the first boundary up to which at least `updates` waiting updates change the
         weights; NEVER if there are fewer such updates."""
         moving, before = 0, self.named
-        for one in self.boundaries:
-            if one.stop > self.named:
-                moving, before = moving + one.stop - before - one.zeros, one.stop
+        for one in self.between(self.named, NEVER):
+            moving, before = moving + one.stop - before - one.zeros, one.stop
             if moving >= updates:
                 return one.stop
         return NEVER
@@ -89,7 +99,7 @@ class HeldFeed:
 
     def zeros(self, stop: int) -> int:
         """Return the number of waiting steps up to step `stop` that do not change the weights."""
-        return sum(one.zeros for one in self.boundaries if self.named < one.stop <= stop)
+        return sum(one.zeros for one in self.between(self.named, stop))
 
     def labelled(self, epoch: int) -> int:
         """Return the number of updates that are labelled with this epoch or a later one."""
@@ -100,10 +110,10 @@ class HeldFeed:
         """Return the last boundary at which a close may stop, at step `limit` at most; None if there is none.
         A close must stop before the first waiting update with a label from epoch `revoked` on."""
         last = None
-        for one in self.boundaries:
-            if one.stop > limit or (one.stop > self.named and one.label >= revoked):
+        for one in self.between(self.named, limit):
+            if one.label >= revoked:
                 break
-            last = one if one.stop > self.named else None
+            last = one
         return last
 
 
@@ -178,7 +188,7 @@ class HeldFeeds:
         for number, stop in run_state.positions(run_state.sealed - 1).items():
             held = self._feeds.get(run_state.feed(number))
             boundaries = held.boundaries if held else []
-            judged = bisect_left(boundaries, stop, key=lambda one: one.stop)
+            judged = bisect_left(boundaries, stop, key=_STOP)
             del boundaries[: min(judged, len(boundaries) - 1)]  # the last one tells how much is held
 
     @staticmethod
@@ -360,8 +370,7 @@ class HeldFeeds:
     def _size(self, number: int, epoch: int, run_state: RunState) -> tuple[int, int]:
         """Return the number of a feed's updates in the close of `epoch` that change the weights, and the sum
         of squared scalars over all its updates there."""
-        named = self._named(number, epoch, run_state)
-        steps = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
+        steps, named = self._named(number, epoch, run_state)
         return steps - sum(one.zeros for one in named), sum(one.squares for one in named)
 
     def norms(self, epoch: int, run_state: RunState, skipped: Collection[int]) -> dict[int, float]:
@@ -371,8 +380,8 @@ class HeldFeeds:
         updates = Counter[int]()
         for number in run_state.moved(epoch):
             if number not in skipped:
-                steps = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
-                found.setdefault(number // INCARNATIONS, []).extend(self._named(number, epoch, run_state))
+                steps, named = self._named(number, epoch, run_state)
+                found.setdefault(number // INCARNATIONS, []).extend(named)
                 updates[number // INCARNATIONS] += steps
         return {
             member: math.sqrt(sum(one.squares * one.unit**2 for one in named) / updates[member])
@@ -383,16 +392,16 @@ class HeldFeeds:
         """Return the number of a feed's updates in the close of `epoch` that change the weights."""
         return self._size(number, epoch, run_state)[0]
 
-    def _named(self, number: int, epoch: int, run_state: RunState) -> list[Boundary]:
-        """Return the boundaries within a feed's updates in the close of `epoch`."""
+    def _named(self, number: int, epoch: int, run_state: RunState) -> tuple[int, list[Boundary]]:
+        """Return the number of a feed's updates in the close of `epoch`, and the boundaries within them."""
         held = self._feeds.get(run_state.feed(number))
         first, stop = run_state.named(number, epoch - 1), run_state.named(number, epoch)
-        return [one for one in (held.boundaries if held else []) if first < one.stop <= stop]
+        return stop - first, held.between(first, stop) if held else []
 
     def brings(self, number: int, epoch: int, run_state: RunState, labels: range) -> bool:
         """Return whether the close of `epoch` lists updates of a feed that are labelled with one of the
         epochs `labels`."""
-        return any(one.label in labels for one in self._named(number, epoch, run_state))
+        return bool(labels) and any(one.label in labels for one in self._named(number, epoch, run_state)[1])
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
         """Return the amendment that ends a feed whose listed steps have been missing for `after` seconds

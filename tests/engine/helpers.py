@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.manifest.sections import Data
+from sfnode.manifest.sections import Data, Model
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import loader, model_files
@@ -58,15 +59,20 @@ def manifest(
     """
     numbers = {"rank": 4, "batch_size": 3, "epoch_updates": 50, "update_budget": 500} | training
     task = HEADED_TASK if family in ENCODERS else TASK
-    labels = len(task.verbalizer) if family in ENCODERS else 0
-    described = loader.describe(str(model_folder(family)), "", selection, labels)
     return Manifest(
         name=name,
-        model=described.model_copy(update={"source": f"tiny/{family}"}),
+        model=described(family, selection, len(task.verbalizer) if family in ENCODERS else 0),
         task=task,
         data=Data(test=test),
         training=Training(**numbers),
     )
+
+
+@cache
+def described(family: str, selection: Selection, labels: int) -> Model:
+    """What a manifest says of a tiny model."""
+    found = loader.describe(str(model_folder(family)), "", selection, labels)
+    return found.model_copy(update={"source": f"tiny/{family}"})
 
 
 def data_file(folder: Path) -> Path:

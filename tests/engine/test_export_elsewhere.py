@@ -68,7 +68,10 @@ def run_on(base: Path, *, head: bool = False) -> Trainer:
 
 def exported(base: Path, out: Path, *, trained: bool = False, head: bool = False) -> Path:
     """An export, with what the node itself answers."""
-    run = run_on(base, head=head)
+    return exported_of(run_on(base, head=head), out, trained=trained)
+
+
+def exported_of(run: Trainer, out: Path, *, trained: bool = False) -> Path:
     out.parent.mkdir(exist_ok=True)
     if trained:
         run.apply(updates(60, (0, 0, 1, 4)))
@@ -84,11 +87,12 @@ def exports(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every family untrained and trained, and the causal ones with a head as well; for reading only."""
     out = tmp_path_factory.mktemp("exports") / "out"
     for base in sorted(bases.iterdir()):
-        untrained = exported(base, out / f"{base.name}-as-it-was")
+        run = run_on(base)
+        untrained = exported_of(run, out / f"{base.name}-as-it-was")
         torch.testing.assert_close(
             torch.load(untrained / EXPECTED), torch.load(base / EXPECTED), atol=1e-5, rtol=0
         )
-        exported(base, out / f"{base.name}-trained", trained=True)
+        exported_of(run, out / f"{base.name}-trained", trained=True)
         if base.name in CAUSAL:
             exported(base, out / f"{base.name}-head", trained=True, head=True)
     cut_up(bases / "llama", out.parent / "in-files")

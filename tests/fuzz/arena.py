@@ -110,6 +110,8 @@ class Host:
         self.up = False
         self.sent = 0
         """Number of frames sent."""
+        self.checked = False
+        """Whether it has done nothing since the last `check`."""
         self.writing: Commit | None = None
         """Commit of the current round."""
         self.ends: dict[int, End] = {}
@@ -148,7 +150,7 @@ class Host:
         )
         self.host = ProtocolHost(machine, self.disk)
         self.counted = self.disk.counted()
-        self.up = True
+        self.up, self.checked = True, False
 
     def crash(self, *, power_cut: bool) -> None:
         """Lose links, memory and queued events; in a power cut also the commit under way."""
@@ -170,6 +172,7 @@ class Host:
         """Let the machine handle up to this many events. Handle none while a commit is under way."""
         if not self.up or self.host.busy:
             return
+        self.checked = False
         self.writing = self.host.decide(self.arena.now, most=events)
         due = self.host.next_deadline()
         assert due > self.arena.now, "a deadline that stays due after a Wake is a busy loop"
@@ -177,6 +180,7 @@ class Host:
     def commit(self) -> None:
         """Make the decided round durable, then carry out its effects in order."""
         if self.up and self.host.busy:
+            self.checked = False
             self._write()
             for effect in self.host.carry_out():
                 self._do(effect)
@@ -247,8 +251,9 @@ class Host:
     # -- what must hold at every moment --------------------------------------------------------------
 
     def check(self) -> None:
-        if not self.up or self.host.busy:
+        if not self.up or self.host.busy or self.checked:
             return
+        self.checked = True
         frontier = self.machine.frontier
         counted = self.disk.counted()
         assert {feed: stop for feed, stop in self.counted.items() if stop} == {
@@ -387,8 +392,9 @@ class Arena:
         for host in self.hosts:
             host.commit()
             busy = busy or bool(host.host.waiting)
-            host.decide(host.host.waiting)
-            host.commit()
+            if host.host.waiting or host.host.next_deadline() <= self.now:
+                host.decide(host.host.waiting)
+                host.commit()
             self.note_own(host)
         for end in [end for end in self.ends if end.dropped and not end.out.flight]:
             self.close(end)

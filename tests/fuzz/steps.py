@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from tests.fuzz.arena import Arena, Host
@@ -173,3 +174,14 @@ def course(data: bytes) -> None:
         choices.pick((*STEPS, *OFTEN))(arena, choices)
         arena.check()
     heal(arena, fresh_links=choices.flip())
+
+
+def courses(size: int, count: int) -> None:
+    """Run courses of random bytes. A failure prints what repeats it."""
+    for seed in range(count):
+        data = random.Random(f"{size}/{seed}").randbytes(size)
+        try:
+            course(data)
+        except Exception:
+            print(f"tests.fuzz.steps.course(bytes.fromhex('{data.hex()}'))")
+            raise

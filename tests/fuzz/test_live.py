@@ -17,11 +17,11 @@ from sfprotocol.link import ALLOWED
 from tests.fuzz.altering import altered
 from tests.fuzz.choices import Choices
 from tests.fuzz.decoders import seeds
-from tests.fuzz.live import Plan, Role, play
+from tests.fuzz.live import Plan, play
 from tests.fuzz.watching import BLAME, LONGEST_CALLBACK, Watch, watching
 
-CASES = (*range(len(Role)), 9, 19)
-"""Seeds: one for each role of the hostile peer, and two more. One has a newcomer, another a careful thief."""
+CASES = (0, 1, 9, 3, 4, 5, 6, 19)
+"""Seeds: one for each role of the hostile peer, two of them with a newcomer; and one with a careful thief."""
 
 
 @pytest.mark.parametrize("seed", CASES)

@@ -161,13 +161,12 @@ class Node:
 
     def pump(self) -> None:
         """Run rounds until no event waits."""
-        due = self.host.next_deadline() <= self.swarm.now
-        while (self.host.waiting or due) and not self.host.busy:
-            commit = self.host.decide(self.swarm.now)
-            due = False
-            assert self.host.next_deadline() > self.swarm.now, "a deadline that never passes"
-            self._finish(commit)
         self.due = self.host.next_deadline()
+        while (self.host.waiting or self.due <= self.swarm.now) and not self.host.busy:
+            commit = self.host.decide(self.swarm.now)
+            self._finish(commit)
+            self.due = self.host.next_deadline()
+            assert self.due > self.swarm.now, "a deadline that never passes"
 
     def _finish(self, commit: Commit | None) -> None:
         if commit:

@@ -8,7 +8,8 @@ states. After all messages have arrived again, all these states become the same 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import pickle
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache, partial, reduce
 from itertools import chain as concatenate
 from itertools import combinations, combinations_with_replacement, groupby, permutations, product
@@ -26,32 +27,28 @@ from tests.protocol.feeds import origin_of
 from tests.protocol.organised import admit, close, fold, seal
 from tests.protocol.test_control_feed import AUTHORITY, History, chain_of, first, signed, succession
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Hashable)
 Arrival = Callable[[S], S]
 
 
-def everything_reachable(start: S, arrivals: list[Arrival[S]], key: Callable[[S], Hashable]) -> list[S]:
+def everything_reachable(start: S, arrivals: Sequence[Arrival[S]]) -> set[S]:
     """Return all states that some sequence of arrivals leads to."""
-    found, border = {key(start): start}, [start]
+    found, border = {start}, {start}
     while border:
-        border = [
-            found.setdefault(key(after), after)
-            for state in border
-            for arrival in arrivals
-            if key(after := arrival(state)) not in found
-        ]
-    return list(found.values())
+        border = {arrival(state) for state in border for arrival in arrivals} - found
+        found |= border
+    return found
 
 
 def in_turn(arrivals: Iterable[Arrival[S]], state: S) -> S:
     return reduce(lambda state, arrival: arrival(state), arrivals, state)
 
 
-def settled(state: S, round_: Arrival[S], key: Callable[[S], Hashable]) -> S:
+def settled(state: S, arrivals: Sequence[Arrival[S]]) -> S:
     """Return the state after all messages have arrived again until nothing changes."""
     for _ in range(10):
-        before, state = key(state), round_(state)
-        if key(state) == before:
+        before, state = state, in_turn(arrivals, state)
+        if state == before:
             return state
     raise AssertionError("it does not settle")
 
@@ -91,29 +88,40 @@ SUCCESSIONS = {
 }
 
 
-def ranges(whole: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+def ranges(whole: tuple[Entry, ...]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
     for start, stop in combinations(range(len(whole) + 1), 2):
         yield start, whole[start:stop]
-
-
-def received(message: Succession | tuple[int, list[Entry]], feed: ControlFeed) -> ControlFeed:
-    """Return the feed after an arrival. A fork that it shows is stored at once."""
-    after = copy.copy(feed)
-    after.entries, after.chains, after._sizes = feed.entries[:], feed.chains[:], feed._sizes[:]
-    after.forks = dict(feed.forks)
-    if isinstance(message, Succession):
-        after.succeed(message)
-        return after
-    result = after.add(*message)
-    if isinstance(result, ControlFork):
-        after.freeze(result)
-    return after
 
 
 def identity(feed: ControlFeed) -> Hashable:
     return feed.chain, feed.stop, tuple(feed.successions), tuple((t, f.stop) for t, f in feed.forks.items())
 
 
+NOTHING = ControlFeed(AUTHORITY)
+FEEDS = {identity(NOTHING): NOTHING}
+"""One feed of each identity, which stands for all feeds that have it. So equal feeds of these tests are one
+object."""
+
+
+@cache
+def received(message: Succession | tuple[int, tuple[Entry, ...]], feed: ControlFeed) -> ControlFeed:
+    """Return the feed after an arrival. A fork that it shows is stored at once."""
+    after = copied(feed)
+    if isinstance(message, Succession):
+        after.succeed(message)
+    elif isinstance(result := after.add(message[0], list(message[1])), ControlFork):
+        after.freeze(result)
+    return FEEDS.setdefault(identity(after), after)
+
+
+def copied(feed: ControlFeed) -> ControlFeed:
+    after = copy.copy(feed)
+    after.entries, after.chains, after._sizes = feed.entries[:], feed.chains[:], feed._sizes[:]
+    after.forks = dict(feed.forks)
+    return after
+
+
+@cache
 def agreement(feed: ControlFeed) -> tuple[bytes, bool, frozenset[bytes], bool]:
     """Return the state on which nodes must agree: everything except forks of earlier terms."""
     return feed.chain, feed.misses_decisions, frozenset(feed.successions), feed.frozen
@@ -167,15 +175,11 @@ SCENARIOS = [
 def play(histories: tuple[str, ...], successions: tuple[str, ...]) -> None:
     written = [HISTORIES[name] for name in histories]
     deputies = [SUCCESSIONS[name] for name in successions]
-    entries = [sign_history(history, *signers) for history, signers in written]
-    pieces = {
-        (start, tuple(piece)): partial(received, (start, piece))
-        for whole in entries
-        for start, piece in ranges(whole)
-    }
+    entries = [tuple(sign_history(history, *signers)) for history, signers in written]
+    pieces = {piece: partial(received, piece) for whole in entries for piece in ranges(whole)}
     wholes = [partial(received, (0, whole)) for whole in entries]
     votes = [partial(received, one) for one in deputies]
-    states = everything_reachable(ControlFeed(AUTHORITY), [*pieces.values(), *votes], identity)
+    states = everything_reachable(NOTHING, [*pieces.values(), *votes])
     expected = agreed(written, deputies)
     orders = [*votes, *wholes], [*wholes[::-1], *votes]
     if expected is None:
@@ -184,10 +188,7 @@ def play(histories: tuple[str, ...], successions: tuple[str, ...]) -> None:
                 "it has not what the deputies have kept, and knows"
             )
     else:
-        ends = {
-            agreement(settled(state, partial(in_turn, order), identity))
-            for state, order in product(states, orders)
-        }
+        ends = {agreement(settled(state, order)) for state, order in product(states, orders)}
         assert len(ends) == 1, (histories, successions)
         assert ends.pop()[:2] == (chain_of(expected), False), (histories, successions)
 
@@ -210,42 +211,41 @@ KNOWN = (
 )
 
 
+@cache
+def told(what: str, source: ControlFeed, target: ControlFeed) -> ControlFeed:
+    """Return a node after another has told it everything of one kind."""
+    if what == "successions":
+        return in_turn([partial(received, one) for one in source.successions.values()], target)
+    if what == "decisions":
+        return received((0, tuple(source.entries)), target)
+    after = copied(target)
+    for fork in source.forks.values():
+        after.freeze(fork)
+    return FEEDS.setdefault(identity(after), after)
+
+
 def tell(what: str, source: int, target: int, nodes: Three) -> Three:
     """Return the nodes after one node has told another everything of one kind."""
-    theirs, ours = nodes[source], nodes[target]
-    if what == "successions":
-        ours = in_turn([partial(received, one) for one in theirs.successions.values()], ours)
-    elif what == "forks":
-        ours = received((0, []), ours)
-        for fork in theirs.forks.values():
-            ours.freeze(fork)
-    else:
-        ours = received((0, theirs.entries), ours)
-    first, second, third = (ours if place == target else node for place, node in enumerate(nodes))
+    after = told(what, nodes[source], nodes[target])
+    first, second, third = (after if place == target else node for place, node in enumerate(nodes))
     return first, second, third
 
 
 def test_three_nodes_agree_on_whatever_links_work_in_whatever_order() -> None:
     kinds, pairs = ("successions", "forks", "decisions"), list(permutations(range(3), 2))
-    told = [partial(tell, what, *pair) for pair in pairs for what in kinds]
+    tellings = [partial(tell, what, *pair) for pair in pairs for what in kinds]
     for known in combinations(KNOWN, 3):
         first, second, third = (knowing(*one) for one in known)
-        states = everything_reachable((first, second, third), told, identities)
-        round_ = partial(in_turn, told)
-        for state in states:
-            nodes = settled(state, round_, identities)
+        states = everything_reachable((first, second, third), tellings)
+        for nodes in {settled(state, tellings) for state in states}:
             assert len({agreement(node)[1:] for node in nodes}) == 1, known
             assert nodes[0].misses_decisions or len({node.chain for node in nodes}) == 1, known
 
 
 def knowing(history: str, successions: tuple[str, ...]) -> ControlFeed:
-    feed = in_turn([partial(received, SUCCESSIONS[name]) for name in successions], ControlFeed(AUTHORITY))
+    feed = in_turn([partial(received, SUCCESSIONS[name]) for name in successions], NOTHING)
     decisions, signers = HISTORIES[history]
-    return received((0, sign_history(decisions, *signers)), feed)
-
-
-def identities(nodes: Three) -> Hashable:
-    return tuple(map(identity, nodes))
+    return received((0, tuple(sign_history(decisions, *signers))), feed)
 
 
 @pytest.mark.parametrize(
@@ -304,11 +304,21 @@ STORIES: tuple[tuple[Decision, ...], ...] = (
 )
 
 
-def orders() -> Iterator[tuple[Decision, ...]]:
-    """Yield all orders of the decisions of every story, each after the organiser's admission."""
+def steps(**run: Any) -> Iterator[tuple[bytes, Decision, bytes]]:
+    """Yield every step of every order of the decisions of every story, after the organiser's admission, with
+    the pickled states before and after it. Orders that come to one state go on as one."""
+    begun = fold(admit(0, 3), epoch_updates=8, **run)
     for story in STORIES:
-        for said in permutations(story):
-            yield (admit(0, 3), *said)
+        border: set[tuple[bytes, tuple[Decision, ...]]] = {(pickle.dumps(begun), story)}
+        while border:
+            following = set()
+            for before, left in border:
+                for place, decision in enumerate(left):
+                    state = pickle.loads(before)
+                    state.apply(Recorded(decision))
+                    yield before, decision, (after := pickle.dumps(state))
+                    following.add((after, left[:place] + left[place + 1 :]))
+            border = following
 
 
 HISTORIES_OF_LABELS = [labels for n in (1, 2, 3) for labels in combinations_with_replacement(range(3), n)]
@@ -316,19 +326,19 @@ HISTORIES_OF_LABELS = [labels for n in (1, 2, 3) for labels in combinations_with
 
 def test_what_may_be_held_once_may_be_held_for_good() -> None:
     """Only a revocation forbids updates that were allowed before."""
-    for said in orders():
-        run = RunState(budget=9, rate=5, epoch_updates=8)
-        held: set[tuple[int, tuple[int, ...]]] = set()
-        for decision in said:
-            run.apply(Recorded(decision))
-            may = {
-                (feed, labels)
-                for feed, labels in product((A, A_AGAIN, B, B_AGAIN), HISTORIES_OF_LABELS)
-                if feed // 64 < len(run.members) and labels[-1] <= run.open_epoch
-                if refusal(run, feed, labels) is None
-            }
-            assert held <= may, said
-            held = may
+    for before, decision, after in steps(budget=9, rate=5):
+        assert may_be_held(before) <= may_be_held(after), (decision, vars(pickle.loads(before)))
+
+
+@cache
+def may_be_held(state: bytes) -> set[tuple[int, tuple[int, ...]]]:
+    run = pickle.loads(state)
+    return {
+        (feed, labels)
+        for feed, labels in product((A, A_AGAIN, B, B_AGAIN), HISTORIES_OF_LABELS)
+        if feed // 64 < len(run.members) and labels[-1] <= run.open_epoch
+        if refusal(run, feed, labels) is None
+    }
 
 
 def refusal(run: RunState, feed: int, labels: tuple[int, ...]) -> Any:
@@ -338,8 +348,8 @@ def refusal(run: RunState, feed: int, labels: tuple[int, ...]) -> Any:
 
 def test_what_members_hold_of_one_label_is_bounded_for_the_member() -> None:
     """All feeds of a member together have its quota, plus one update of each further feed."""
-    for said in orders():
-        run = fold(*said, epoch_updates=8)
+    for state in {after for _, _, after in steps()}:
+        run = pickle.loads(state)
         for member, label in product(range(len(run.members)), range(run.open_epoch + 1)):
             quota = run.quotas.quota(member, label)
             most = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -11,6 +12,8 @@ from sfprotocol import seeds, signing
 from sfprotocol.messages import EpochScalars, Feed, Segment
 
 RUN_ID = bytes(range(32))
+
+verifies = cache(signing.verifies)
 
 Updates = list[tuple[int, int]]
 """Pairs (epoch, scalar) of consecutive updates."""
@@ -49,7 +52,7 @@ class Author:
         assert segment.feed_key == self.key
         assert unpacked(segment.parts) == self.updates[segment.first : segment.stop]
         head = signing.extend(self.chains[segment.first], segment.parts)
-        assert signing.verifies(self.run_id, self.feed, segment.stop, head, segment.signature)
+        assert verifies(self.run_id, self.feed, segment.stop, head, segment.signature)
 
 
 def unpacked(parts: Iterable[EpochScalars]) -> Updates:

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import random
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -35,8 +37,9 @@ def log(tmp_path: Path) -> Iterator[UpdateLog]:
 
 
 def base_of(author: Author, step: int) -> Base:
-    labels = [epoch for epoch, _ in author.updates[:step]]
-    return Base(author.feed, step, author.chains[step], labels[-1], labels.count(labels[-1]))
+    label = author.updates[step - 1][0]
+    labelled = step - bisect_left(author.updates, label, hi=step, key=itemgetter(0))
+    return Base(author.feed, step, author.chains[step], label, labelled)
 
 
 def grown(log: UpdateLog, number: int, rows: int, dice: random.Random) -> Author:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.evidence_cost import Swarm
+from benchmarks.evidence_cost import Cost, Swarm
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import (
     EVALUATE_EVERY,
@@ -146,8 +146,17 @@ def test_where_states_are_kept_the_rate_falls_only_where_most_of_an_epoch_was_to
     assert [rate.rate for rate in seal.rates] == [RATE // 2]
 
 
-def test_epochs_for_which_the_organiser_has_no_time_make_later_ones_longer() -> None:
-    cost = Swarm(50, 1_000_000_000, 65_536).run(2000)
+@pytest.fixture(scope="module")
+def large() -> tuple[Swarm, Cost]:
+    """A large swarm that has trained for long, with its costs; for reading only."""
+    swarm = Swarm(50, 1_000_000_000, 65_536)
+    return swarm, swarm.run(1600)
+
+
+def test_epochs_for_which_the_organiser_has_no_time_make_later_ones_longer(
+    large: tuple[Swarm, Cost],
+) -> None:
+    _, cost = large
     assert cost.busy < 0.25
     assert cost.updates > 4096
 
@@ -329,10 +338,8 @@ def test_after_a_restart_epochs_are_as_long_and_rates_move_as_before() -> None:
     assert search.target(run.bench.run_state) <= length < 2 * search.target(run.bench.run_state)
 
 
-def test_after_a_restart_a_large_swarm_goes_on_with_long_epochs() -> None:
-    swarm = Swarm(100, 1_000_000_000, 65_536)
-    swarm.run(1000)
-    run_state = swarm.bench.run_state
+def test_after_a_restart_a_large_swarm_goes_on_with_long_epochs(large: tuple[Swarm, Cost]) -> None:
+    run_state = large[0].bench.run_state
     last = run_state.closed_updates(run_state.open_epoch - 1)
     search = Search(replace(SEARCHED, target_updates=65_536), run_state)
     assert last > 2 * 1024
