@@ -45,6 +45,13 @@ MAX_UNHANDLED = 32
 (backpressure)."""
 
 
+DURABLE = (
+    *(events.Admit, events.Cut, events.Evict, events.KeepCard, events.ContinueAs),
+    *(events.KeepControl, events.KeepAuthority, events.KeepStatement, events.Rebase),
+)
+"""Kinds of actions that are changes of the log: parts of a Commit."""
+
+
 # -- the log -----------------------------------------------------------------------------------------
 
 
@@ -347,10 +354,13 @@ def commit_of(actions: list[events.Action]) -> Commit | None:
     """Return the changes in `actions` that must be durable before other actions are carried out; None if
     there are none."""
 
+    if not any(isinstance(action, DURABLE) for action in actions):
+        return None
+
     def every(kind: type[A]) -> list[A]:
         return [action for action in actions if isinstance(action, kind)]
 
-    commit = Commit(
+    return Commit(
         admits=tuple(every(events.Admit)),
         cuts=tuple(every(events.Cut)),
         evicted=tuple(action.feed for action in every(events.Evict)),
@@ -361,7 +371,6 @@ def commit_of(actions: list[events.Action]) -> Commit | None:
         statement=next((action.statement for action in reversed(every(events.KeepStatement))), None),
         rebase=next(reversed(every(events.Rebase)), None),
     )
-    return None if commit == Commit() else commit
 
 
 class _Frames:
