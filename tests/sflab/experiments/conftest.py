@@ -1,4 +1,4 @@
-"""Problems and the built-in model are loaded, and described, once for all tests here, because that takes longer
+"""Problems and the built-in model are loaded and described once for all tests here, because that takes longer
 than most tests."""
 
 from __future__ import annotations
