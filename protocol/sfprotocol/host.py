@@ -45,6 +45,13 @@ MAX_UNHANDLED = 32
 (backpressure)."""
 
 
+DURABLE = (
+    *(events.Admit, events.Cut, events.Evict, events.KeepCard, events.ContinueAs),
+    *(events.KeepControl, events.KeepAuthority, events.KeepStatement, events.Rebase),
+)
+"""Kinds of actions that are changes of the log: parts of a Commit."""
+
+
 # -- the log -----------------------------------------------------------------------------------------
 
 
@@ -354,6 +361,9 @@ def commit_of(actions: list[events.Action]) -> Commit | None:
     there are none."""
     durable = [action for action in actions if isinstance(action, _DURABLE)]
     if not durable:
+        return None
+
+    if not any(isinstance(action, DURABLE) for action in actions):
         return None
 
     def every(kind: type[A]) -> list[A]:

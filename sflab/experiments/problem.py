@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -27,6 +27,7 @@ from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.models.loader import LoadedModel
@@ -94,11 +95,7 @@ def load(cell: Cell, place: Place) -> LoadedProblem:
     device = usable_device(place.device)
     torch.set_num_threads(place.threads)
     manifest = manifest_of(cell)
-    data, task, places = manifest.data, manifest.task, typed(manifest.data)
-    rows = dataset.training_rows(data, task, places)
-    held_out: dict[str, Sequence[Row]] = {"test": dataset.held_out_rows(data, task, "test", places=places)}
-    if data.withheld:
-        held_out["validation"] = dataset.held_out_rows(data, task, "validation", places=places)
+    rows, held_out = _rows(manifest.data.model_dump_json(), manifest.task.model_dump_json())
     return LoadedProblem(
         manifest,
         load_model(manifest, named_folder(cell.problem.model), device, "float32"),
@@ -106,6 +103,18 @@ def load(cell: Cell, place: Place) -> LoadedProblem:
         held_out,
         _bases(cell.problem, manifest),
     )
+
+
+@lru_cache(maxsize=4)
+def _rows(written_data: str, written_task: str) -> tuple[list[Row], Mapping[str, Sequence[Row]]]:
+    """Return the training rows and the held-out rows of a manifest with this data and this task, given as
+    JSON. Each process reads them once, because most cells of a study have the same rows."""
+    data, task = Data.model_validate_json(written_data), Task.model_validate_json(written_task)
+    places = typed(data)
+    held_out = {"test": dataset.held_out_rows(data, task, "test", places=places)}
+    if data.withheld:
+        held_out["validation"] = dataset.held_out_rows(data, task, "validation", places=places)
+    return dataset.training_rows(data, task, places), held_out
 
 
 def _bases(problem: Problem, manifest: Manifest) -> Path | None:

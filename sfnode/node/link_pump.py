@@ -67,7 +67,7 @@ class LinkPump:
 
     def resume(self) -> None:
         """Continue reading if the machine again has room for frames of this link."""
-        if self._has_room():
+        if not self._may_read.is_set() and self._has_room():
             self._may_read.set()
 
     def close(self) -> None:

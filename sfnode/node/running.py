@@ -431,4 +431,4 @@ def _introduction(node: NodeContext) -> bytes:
     own = node.machine.own
     if own is None or not node.settings.display_name:
         return ECHO
-    return introduction(node.manifest.run_id, own.origin, node.transport.peer, node.machine.sign)
+    return introduction(node.machine.run.run_id, own.origin, node.transport.peer, node.machine.sign)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sflab.bench import runner
 from sflab.bench.runner import BenchPlan, run_benchmark
 from sflab.bench.subject import SubjectSpec
 from sflab.cli.bench import heading
@@ -19,6 +20,12 @@ from sfnode.schema.results import BatchResult, BenchResult
 from tests.cli.helpers import Ended, Run
 
 QUICK = ("--repetitions", "1", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def few_incoming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of other nodes' updates are measured for all numbers of them in `built_in` alone."""
+    monkeypatch.setattr(runner, "INCOMING", (16,))
 
 
 @pytest.fixture

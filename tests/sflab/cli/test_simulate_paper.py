@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from sflab.experiments import results
 from sflab.studies import report
+from sfnode.models import loader
 from tests.cli.helpers import Run
 
 ALONE = ("--workers", "1", "--device", os.environ.get("SFNODE_DEVICE", "cpu"))
@@ -23,7 +25,10 @@ def contents(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(sfnode: Run, tmp_path: Path) -> None:
+def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(
+    sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "describe", cache(loader.describe))  # it is the same model forty times
     command = ("lab", "simulate", "paper", "--smoke", "--seeds", 1, "--out", tmp_path / "paper", *ALONE)
     ended = sfnode(*command)
     assert ended.status == 0

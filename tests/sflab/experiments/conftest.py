@@ -1,5 +1,5 @@
-"""Problems and the built-in model are loaded once for all tests here, because loading takes longer than most
-tests."""
+"""Problems and the built-in model are loaded and described once for all tests here, because that takes longer
+than most tests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from sflab.experiments.cell import Cell, Place
 from sflab.experiments.problem import LoadedProblem
 from sfnode.engine import loading
 from sfnode.engine.loading import usable_device
+from sfnode.models import loader
 from sfnode.models.loader import LoadedModel, store_rows
 
 LOAD = problem.load
+DESCRIBE = lru_cache(loader.describe)
 
 
 @pytest.fixture(autouse=True)
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problem, "load_model", lambda manifest, *_: _model(manifest.model.digest, manifest))
     monkeypatch.setattr(problem, "load", _at_base)
+    monkeypatch.setattr(loader, "describe", DESCRIBE)
 
 
 class Ignored:
