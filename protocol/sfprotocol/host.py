@@ -45,13 +45,6 @@ MAX_UNHANDLED = 32
 (backpressure)."""
 
 
-DURABLE = (
-    *(events.Admit, events.Cut, events.Evict, events.KeepCard, events.ContinueAs),
-    *(events.KeepControl, events.KeepAuthority, events.KeepStatement, events.Rebase),
-)
-"""Kinds of actions that are changes of the log: parts of a Commit."""
-
-
 # -- the log -----------------------------------------------------------------------------------------
 
 
@@ -350,26 +343,14 @@ class Host:
         return step >= self.machine.frontier.base(feed).step
 
 
-_DURABLE = (
-    events.Admit, events.Cut, events.Evict, events.KeepCard, events.ContinueAs, events.KeepControl,
-    events.KeepAuthority, events.KeepStatement, events.Rebase,
-)  # fmt: skip
-
-
 def commit_of(actions: list[events.Action]) -> Commit | None:
     """Return the changes in `actions` that must be durable before other actions are carried out; None if
     there are none."""
-    durable = [action for action in actions if isinstance(action, _DURABLE)]
-    if not durable:
-        return None
-
-    if not any(isinstance(action, DURABLE) for action in actions):
-        return None
 
     def every(kind: type[A]) -> list[A]:
-        return [action for action in durable if isinstance(action, kind)]
+        return [action for action in actions if isinstance(action, kind)]
 
-    return Commit(
+    commit = Commit(
         admits=tuple(every(events.Admit)),
         cuts=tuple(every(events.Cut)),
         evicted=tuple(action.feed for action in every(events.Evict)),
@@ -380,6 +361,7 @@ def commit_of(actions: list[events.Action]) -> Commit | None:
         statement=next((action.statement for action in reversed(every(events.KeepStatement))), None),
         rebase=next(reversed(every(events.Rebase)), None),
     )
+    return None if commit == Commit() else commit
 
 
 class _Frames:
