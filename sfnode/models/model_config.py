@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FunctionType
@@ -265,8 +264,7 @@ def _declared(settings: dict[str, Any], kind: type[PretrainedConfig]) -> dict[st
     return kept
 
 
-@cache
-def _keys(kind: type[PretrainedConfig]) -> frozenset[str]:
+def _keys(kind: type[PretrainedConfig]) -> set[str]:
     """Return the keys that a configuration's class declares, computes, or takes under an old name."""
     declared = set(inspect.signature(kind).parameters) | SHARED
     declared |= set(kind.attribute_map) | set(kind.attribute_map.values())
@@ -277,7 +275,7 @@ def _keys(kind: type[PretrainedConfig]) -> frozenset[str]:
             if isinstance(method, FunctionType):
                 declared |= set(inspect.signature(method).parameters)
                 mentioned |= set(_words(method.__code__))
-    return frozenset(declared | {word for word in mentioned if _is_free(kind, word)})
+    return declared | {word for word in mentioned if _is_free(kind, word)}
 
 
 def _is_free(kind: type[PretrainedConfig], word: str) -> bool:
