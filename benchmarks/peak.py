@@ -1,6 +1,6 @@
 """Measures the peak memory of each command on a real model in its default format.
 
-    python -m benchmarks.peak [--model FOLDER] [--updates 64]
+    python -m benchmarks.peak [--model FOLDER] [--updates 64] [--run head] [--run matrices]
 
 Makes two runs on texts of benchmarks.topics: one trains a head, the other the model's matrices. For each run
 it runs init, a swarm of one node, eval, use and export. Prints the peak of each command: the resident memory
@@ -59,24 +59,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, default=real_model.FOLDER)
     parser.add_argument("--updates", type=int, default=64)
+    parser.add_argument("--run", action="append", choices=("head", "matrices"), help="repeatable")
     given = parser.parse_args()
     if given.model == real_model.FOLDER:
         real_model.write(given.model)
     kinds = {"head": (), "matrices": real.in_words(topics.PRESET.task)}
     worst = 0.0
-    print("| command | head, GiB | matrices, GiB |\n|---|---|---|", flush=True)
+    print("| run | command | peak, GiB |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="sfnode-peak-") as scratch:
         os.environ["XDG_CACHE_HOME"] = str(Path(scratch) / "cache")
-        found = {kind: commands(Path(scratch) / kind, given, options) for kind, options in kinds.items()}
-    for name in found["head"]:
-        row = [found[kind][name] for kind in kinds]
-        worst = max(worst, *row)
-        print(f"| {name} | {' | '.join(f'{one:.2f}' for one in row)} |")
+        for kind in given.run or kinds:
+            for name, words in commands(Path(scratch) / kind, given, kinds[kind]):
+                worst = max(worst, found := peak(*words))
+                print(f"| {kind} | {name} | {found:.2f} |", flush=True)
     sys.exit(worst > LIMIT)
 
 
-def commands(folder: Path, given: argparse.Namespace, options: tuple[str, ...]) -> dict[str, float]:
-    """Return the peak memory of each command in GiB, keyed by command, for a run with these options."""
+def commands(
+    folder: Path, given: argparse.Namespace, options: tuple[str, ...]
+) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return each command's name and words, in their order, for a run with these options in a new folder."""
     folder.mkdir()
     topics.write(folder)
     run, node, model = folder / "run.toml", folder / "swarm" / "node-1", ("--model", given.model)
@@ -84,13 +86,13 @@ def commands(folder: Path, given: argparse.Namespace, options: tuple[str, ...]) 
     sets = (f"training.update_budget={given.updates}", f"keys.dir={folder / 'keys'}")
     keys = (part for one in sets for part in ("--set", one))
     of = ("--data-dir", node)
-    return {
-        "init": peak("init", *files, "--yes", *model, *options, *keys),
-        "swarm of one node": peak("swarm", "--nodes", 1, "--run", run, *model, "--out", node.parent),
-        "eval": peak("eval", *of, *model),
-        "use": peak("use", *of, *model, "the striker won the final"),
-        "export": peak("export", *of, *model, "--out", folder / "exported"),
-    }
+    return [
+        ("init", ("init", *files, "--yes", *model, *options, *keys)),
+        ("swarm of one node", ("swarm", "--nodes", 1, "--run", run, *model, "--out", node.parent)),
+        ("eval", ("eval", *of, *model)),
+        ("use", ("use", *of, "the striker won the final")),
+        ("export", ("export", *of, *model, "--out", folder / "exported")),
+    ]
 
 
 if __name__ == "__main__":
