@@ -6,10 +6,10 @@ Needs root: each node has its own process and network namespace. The donor, a no
 and sends at most `rate` Mbit/s. The newcomers start at the same time and only fetch (relays that share).
 Prints
 
-- the seconds from the first request until half of the newcomers, and all of them, have the model, - the
-  seconds that the donor would need to serve the newcomers one after the other, - the copies of the model that
-  left the donor (all its bytes, headers and updates included), - the donor's own updates per second of its
-  CPU time, before the newcomers come and until all are served.
+- the seconds from the first request until half of the newcomers, and all of them, have the model;
+- the seconds that the donor would need to serve the newcomers one after the other;
+- the copies of the model that left the donor (all its bytes, headers and updates included);
+- the donor's own updates per second of its CPU time, before the newcomers come and until all are served.
 
 With `--virtual`, the shipped code for sharing runs over memory transports in virtual time, where every node
 sends at `rate`.

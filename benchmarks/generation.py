@@ -5,8 +5,9 @@
 
 The contestants write equally many new tokens for the same prompts, which have unequal lengths:
 
-- our decoder, - our decoder with a core of the run's rank in every layer, whose updates are not merged into
-  the weights yet, - `generate` of transformers, with the same weights in an unpatched model.
+- our decoder,
+- our decoder with a core of the run's rank in every layer, whose updates are not merged into the weights yet,
+- `generate` of transformers, with the same weights in an unpatched model.
 
 They take turns, in changing order. A ratio is the median, over all turns, of a contestant's time divided by
 our decoder's time in the same turn. The time that counts is the process's CPU time on a CPU, which other

@@ -5,9 +5,11 @@
 The built-in run has a relay and two trainers on this machine, over hivemind. The second trainer is limited.
 Exit status 1 if
 
-- the node exceeds a limit by a tenth or more, - a pause takes a second or longer, - the other nodes do not
-  train while the node is paused, or - the node, beside a program that uses a core, keeps no more than half of
-  the speed that the remaining cores allow.
+- the node exceeds a limit by a tenth or more,
+- a pause takes a second or longer,
+- the other nodes do not train while the node is paused, or
+- the node, beside a program that uses a core, keeps no more than half of the speed that the remaining cores
+  allow.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@
 Real node processes on this machine train a model of a few hundred parameters in an organised run, as with
 `sfnode swarm`. Measures, after the first WARM seals,
 
-- the updates that count, of all nodes together, - the CPU seconds of each node with its network daemon, - the
-  size of segments divided by the number of updates in them, - all bytes that all nodes send, and the bytes of
-  decisions, per update, - the time from closes to seals.
+- the updates that count, of all nodes together,
+- the CPU seconds of each node with its network daemon,
+- the size of segments divided by the number of updates in them,
+- all bytes that all nodes send, and the bytes of decisions, per update,
+- the time from closes to seals.
 
 Exit status 1 if a target is missed.
 """
