@@ -57,9 +57,6 @@ class Checks:
         self.stand_ins = StandIns(world) if world.elects else None
         self._total_of: dict[bytes, int | bytes] = {}
         self._digest_of: dict[int | bytes, bytes] = {}
-        self._looked: dict[str, tuple[object, ...]] = {}
-        """State of each node at the last check of its memory and of its part of an organised run, keyed by
-        the node's name."""
         self._turn = 0
         self.peak_entries = 0
         """Maximum number of entries in the tables of one machine so far."""
@@ -77,13 +74,9 @@ class Checks:
             self.stand_ins.look(living)
         self._turn += SAMPLE
         for node in (living[self._turn % len(living) :] + living)[:SAMPLE] if living else ():
-            assert node.engine
-            now = node.node, node.rounds, node.engine.total, len(self._world.oracle.stories)
-            if self._looked.get(node.name) != now:  # otherwise nothing changed
-                self._bounded(node)
-                if self._organised:
-                    self._organised.look(node)
-                self._looked[node.name] = now
+            self._bounded(node)
+            if self._organised:
+                self._organised.look(node)
 
     def _exact(self, node: Computer) -> None:
         """Check that nodes have equal digests exactly if they have equal sets of updates, over all nodes and

@@ -15,8 +15,7 @@ from sfnode.errors import UserError
 from sfnode.logging import begins, log
 from sfnode.manifest import Manifest
 from sfnode.peers import contacts
-from sfnode.peers.address_book import about
-from sfnode.peers.faults import doubled
+from sfnode.peers.backoff import about, doubled
 from sfnode.peers.invitations import check_same_run, compose, invite
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir

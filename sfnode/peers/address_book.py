@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from random import Random
 
 from sfnode.errors import UserError
-from sfnode.peers.faults import Faults, doubled
+from sfnode.peers.backoff import about, doubled
+from sfnode.peers.faults import Faults
 from sfnode.transport.base import PeerRecord, is_loopback, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
@@ -40,10 +41,6 @@ node."""
 BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
 """First and maximum pause, in seconds, between attempts to bootstrap from a given or remembered address. The
 pause doubles with each attempt until the peer answers."""
-
-JITTER = 0.8, 1.2
-"""Range of the random factor of a wait. It keeps nodes that lost a peer at the same time from dialling it at
-the same time."""
 
 
 @dataclass(slots=True)
@@ -280,8 +277,3 @@ def _is_address_of(peer: str, address: str) -> bool:
         return address.split() == [address] and peer_of(address) == peer
     except UserError:
         return False
-
-
-def about(seconds: float, random: Random) -> float:
-    """Return a wait of about `seconds`, with jitter."""
-    return seconds * random.uniform(*JITTER)

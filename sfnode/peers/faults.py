@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sfnode.peers.backoff import doubled
+
 FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
 """First and maximum time, in seconds, for which a peer that broke a rule gets no link in either direction.
 The time doubles with each fault. A new id costs nothing, but the refusal stops a broken program from coming
@@ -15,8 +17,6 @@ earlier."""
 MAX_FAULTS = 256
 """Maximum number of peers whose faults are remembered (40 KiB). When there are more, the faults of the peer
 whose refusal ends first are forgotten."""
-
-_MOST_DOUBLINGS = 10
 
 
 class Faults:
@@ -42,9 +42,3 @@ class Faults:
     def refused(self, peer: str, now: float) -> bool:
         """Return whether this peer gets no link at `now` because of a fault."""
         return peer in self._of and now < self._of[peer][1]
-
-
-def doubled(first: float, times: int, most: float) -> float:
-    """Return the pause, in seconds, after a failure that followed `times` earlier ones: `first`, doubled
-    `times` times, and at most `most`."""
-    return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.logging import begins, log
 from sfnode.manifest import Manifest, run_id_of
-from sfnode.peers.address_book import about
-from sfnode.peers.faults import doubled
+from sfnode.peers.backoff import about, doubled
 from sfnode.transport.base import NotSpoken, PeerRecord, Transport, TransportError, call_off, counted
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError

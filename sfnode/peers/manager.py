@@ -28,8 +28,8 @@ from random import Random
 from typing import Any
 
 from sfnode.peers import events, link_slots
-from sfnode.peers.address_book import AddressBook, about
-from sfnode.peers.faults import doubled
+from sfnode.peers.address_book import AddressBook
+from sfnode.peers.backoff import about, doubled
 from sfnode.peers.link_slots import LinkFacts, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 from sfnode.transport.roster import MAX_TTL

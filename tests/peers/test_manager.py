@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.peers import link_slots
-from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, JITTER, AddressBook
+from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, AddressBook
+from sfnode.peers.backoff import JITTER
 from sfnode.peers.events import (
     Action,
     Announce,

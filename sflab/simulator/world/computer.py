@@ -160,8 +160,6 @@ class Computer:
         self.allowance = 0
         """Maximum number of updates that the node may make between this start and the next."""
         self.bytes_in = self.bytes_out = 0
-        self.rounds = 0
-        """Number of rounds of the node's driver since the computer was added."""
         self.faults: list[str] = []
         """Rules of the protocol for whose violation the node has dropped links."""
         self.address = ""
@@ -388,7 +386,6 @@ class Computer:
         carry_out, wait = driver._carry_out, driver._wait
 
         def watched(effects: list[Effect]) -> None:
-            self.rounds += 1
             for effect in effects:
                 self._check(type(self)._watch, effect)
             carry_out(self.tampered(effects))
