@@ -120,7 +120,8 @@ class Transport(Protocol):
 
     async def broken(self) -> str:
         """Wait until this transport needs a `restart`, and return the reason. The software under it has died
-        (noticed at once) or hangs (noticed within 2 s), or this node can no longer be reached."""
+        (noticed at once) or hangs (noticed within 2 s; within 20 s if it still uses the processor), or this
+        node can no longer be reached."""
 
     async def restart(self) -> None:
         """Restart the transport with the same id, and with the same ports if they are free. Links are lost,

@@ -31,11 +31,12 @@ milliseconds."""
 PING_INTERVAL = 0.4
 """Pause, in seconds, between two pings (`Pulse.beats`), each of which costs half a millisecond."""
 
-HANG_TICK, HANG_TICKS = 0.25, 5
+HANG_TICK, HANG_TICKS, MOST_TICKS = 0.25, 5, 80
 """Seconds between two wake-ups of our own event loop, and number of wake-ups after which a p2pd that has not
-answered a ping counts as hanging. Wake-ups are counted, and not seconds, so that a pause of this process (on
-a busy machine, or a laptop that slept) is not taken for a pause of p2pd. A hang is noticed within 0.4 s + 5 x
-0.25 s = 1.65 s."""
+answered a ping counts as hanging: HANG_TICKS in a row in which it used no processor time, or MOST_TICKS. A
+p2pd that works, but waits for its turn on a busy machine, would wait for much longer after a restart.
+Wake-ups are counted, and not seconds, so that a pause of this process (on a busy machine, or a laptop that
+slept) is not taken for a pause of p2pd. A stopped p2pd is noticed within 0.4 s + 5 x 0.25 s = 1.65 s."""
 
 LOOK_INTERVAL = 1.0
 """Seconds between two checks of this machine's addresses, which take 0.1 ms, and of the reservations at
@@ -70,22 +71,22 @@ class Pulse:
         if self._relays:
             relayed = [address for address in addresses if "/p2p-circuit" in address]
             addresses = [address for address in addresses if "/p2p-circuit" not in address]
-            addresses += self._relays.places(relayed, await self.connected())
+            addresses += self._relays.places(relayed, await self.connected(deadline))
         self.addresses = list(dict.fromkeys(addresses))
 
-    async def connected(self) -> set[str]:
+    async def connected(self, deadline: float = ANSWER_DEADLINE) -> set[str]:
         """Return the peers to which p2pd has connections. Raises TransportError."""
         call = self._p2p._client.list_peers()
-        peers = await self._calls.within(ANSWER_DEADLINE, "asking p2pd for its peers", call)
+        peers = await self._calls.within(deadline, "asking p2pd for its peers", call)
         return {str(peer.peer_id) for peer in peers}
 
-    async def beats(self) -> bool:
+    async def beats(self, deadline: float = ANSWER_DEADLINE) -> bool:
         """Return whether p2pd and its connection to hivemind work. Return True also if this process lacks the
         resources to ask: a restart of p2pd would not help then."""
         if not self._p2pd.alive or any(task.done() for task in _conversations(self._p2p)):
             return False
         try:
-            await self.ask()
+            await self.ask(deadline)
         except TransportError as error:
             cause = error.__cause__
             return isinstance(cause, OSError) and cause.errno in OUR_OWN
@@ -109,15 +110,19 @@ class Pulse:
         return next(why for end, why in ends.items() if end in done)
 
     async def _hung(self) -> None:
-        """Return once p2pd has left a ping unanswered for HANG_TICKS wake-ups."""
-        ticks = 0
-        while ticks < HANG_TICKS:
-            ping = asyncio.create_task(self.beats())
-            while not ping.done() and ticks < HANG_TICKS:
+        """Return once p2pd has left a ping unanswered for HANG_TICKS wake-ups in which it did nothing, or for
+        MOST_TICKS."""
+        ticks = idle = 0
+        while ticks < MOST_TICKS and idle < HANG_TICKS:
+            used = processor_seconds(self._p2pd.pid)
+            ping = asyncio.create_task(self.beats(HANG_TICK * MOST_TICKS))
+            while not ping.done() and ticks < MOST_TICKS and idle < HANG_TICKS:
                 await asyncio.wait([ping], timeout=HANG_TICK)
                 ticks += 1
+                before, used = used, processor_seconds(self._p2pd.pid)
+                idle = idle + 1 if used == before else 0
             if ping.done() and ping.result():
-                ticks = 0
+                ticks = idle = 0
                 await asyncio.sleep(PING_INTERVAL)
         await cancel([ping])
 
@@ -142,6 +147,14 @@ class Pulse:
             await asyncio.sleep(LOOK_INTERVAL)
             if self._relays and await self._relays.want_a_start():
                 return
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has used, in steps of 10 ms; 0 if that cannot be read."""
+    with suppress(psutil.Error, OSError):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def own_addresses() -> set[str]:
