@@ -21,7 +21,7 @@ import numpy as np
 from sfnode.organising.evaluation.line_search import AMOUNTS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfnode.schema.evaluation import StepShare
+from sfnode.schema.measurements import StepShare
 from sfprotocol.decisions import INCARNATIONS, Worth
 from sfprotocol.messages import Feed
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores

@@ -41,7 +41,7 @@ from sfnode.organising.policy import (
 from sfnode.organising.steps import Steps
 from sfnode.preparing.first_order import numbers_for, rate_of, whitening
 from sfnode.preparing.recipes import HEAD
-from sfnode.schema.evaluation import EvaluationOfRows, StepShare
+from sfnode.schema.measurements import EvaluationOfRows, StepShare
 from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Admit, Evaluated, Worth
 from sfprotocol.messages import Feed
 from sfprotocol.run_state import NEVER, RunState

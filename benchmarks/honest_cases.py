@@ -28,7 +28,7 @@ from sfnode.node.organising import Organising
 from sfnode.organising.evaluation.line_search import SearchResult
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfnode.schema.evaluation import StepShare
+from sfnode.schema.measurements import StepShare
 from sfprotocol.decisions import Admit
 from sfprotocol.messages import RunParameters
 from sfprotocol.run_state import RunState

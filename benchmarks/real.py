@@ -46,7 +46,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models import loader
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.tasks import calibration, dataset, encoding, presets
 from sfnode.tasks.public_files import typed
 

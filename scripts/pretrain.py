@@ -26,7 +26,7 @@ from sfnode.engine import forward
 from sfnode.engine.generation import complete
 from sfnode.models import loader
 from sfnode.models.loader import make_trainable
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.tasks import presets
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import evaluate

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from sfnode.control import prometheus, server
 from sfnode.loggers import opened
 from sfnode.logging import begins
-from sfnode.node import contacts, equipment, startup
+from sfnode.node import contacts_page, equipment, startup
 from sfnode.node.outside import Outside
 from sfnode.node.run_context import RunContext
 from sfnode.node.running import RunningNode, answers_to_peers
@@ -30,7 +30,7 @@ from sfnode.transport.libp2p.settings import HivemindSettings
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
-    from sfnode.schema.evaluation import NodeEvaluation
+    from sfnode.schema.measurements import NodeEvaluation
     from sfnode.schema.status import CoreStatus, Status
     from sfnode.schema.views import Generated
     from sfnode.settings import Settings
@@ -154,7 +154,7 @@ class Node:
             stack.callback(logger.close)
             local = startup.local_manifest(settings, data_dir)
             settings = await startup.in_thread(lambda: equipment.equipped(self.settings, local, data_dir))
-            settings = self.settings = await contacts.followed(settings, data_dir)
+            settings = self.settings = await contacts_page.followed(settings, data_dir)
             bootstrap = () if data_dir.manifest.exists() else settings.peers
             startup.renew_copied_peer_id(local, data_dir)
             begins("starting the network")
@@ -183,7 +183,7 @@ class Node:
                 ),
                 self._load_engine,
                 logger,
-                contacts.known_url(settings.contacts_url, update_log),
+                contacts_page.known_url(settings.contacts_url, update_log),
                 describe,
             )
             transport.on_request(answers_to_peers(running.context))

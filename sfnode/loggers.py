@@ -395,4 +395,4 @@ KINDS: Mapping[str, Callable[[str], Logger]] = {
     "tensorboard": lambda place: TensorBoard(Path(place).expanduser()),
     "wandb": _project(WeightsAndBiases),
 }
-"""Constructor of each kind of logger, which takes the text after the colon."""
+"""Constructor of each kind of logger. It takes the text after the colon of KIND:PLACE."""

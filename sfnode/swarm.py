@@ -28,7 +28,7 @@ from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import bases as published
 from sfnode.organising.admission import invitation_key
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.measurements import Evaluation, NodeEvaluation
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.results import NodeResult, SwarmResult

@@ -69,8 +69,9 @@ KEPT_VOTES = 8
 vote. An honest stand-in votes in fewer terms until one of these terms has an elected organiser."""
 
 LAST_NUMBER = (1 << 63) - 1
-"""Maximum number of a statement. Statements with higher numbers are ignored. Otherwise a stand-in whose key
-was misused for a statement with the largest possible number could make no further statement."""
+"""Maximum number of a statement. Statements with higher numbers are ignored. A stand-in continues after the
+highest number signed with its key, even if somebody else signed with a copy of the key, so its next number
+always fits in 64 bits."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sflab.baselines import vectors
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Setup:
     clients: int
     edges: Callable[[int], Sequence[tuple[int, int]]]
     """Function from the number of a communication round to its undirected links. A client without links is
-    absent: it neither trains nor communicates in that round. A single client always trains."""
+    absent: it neither trains nor communicates in that round. If there is only one client, it always
+    trains."""
     seed: int
     """Seed of all random choices of the method."""
     learning_rate: float

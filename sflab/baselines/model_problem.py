@@ -24,7 +24,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.models import targets
 from sfnode.models.loader import LoadedModel
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.tasks import calibration
 from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.mini_batches import Shard

@@ -33,7 +33,7 @@ from sfnode.models import bases
 from sfnode.models.loader import LoadedModel
 from sfnode.models.model_files import named_folder
 from sfnode.preparing import manifest as manifests
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.tasks import dataset
 from sfnode.tasks.calibration import CALIBRATION_ROWS, measure
 from sfnode.tasks.dataset import Row

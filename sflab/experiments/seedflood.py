@@ -33,7 +33,7 @@ from sfnode.models import bases
 from sfnode.node.training.step_scheduler import StepScheduler
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.peers.link_slots import TARGET_LINKS
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
@@ -155,7 +155,7 @@ class ClientComputer(Computer):
 
 
 class SeedFlood:
-    """SeedFlood on the virtual clients of one cell. Must be closed."""
+    """SeedFlood on the virtual clients of one simulated training run (a `Cell`). Must be closed."""
 
     def __init__(self, cell: Cell, problem: LoadedProblem, log: Path | None = None) -> None:
         """`log` is the empty folder to which client 0's data are copied at the end."""

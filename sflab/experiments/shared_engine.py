@@ -25,7 +25,7 @@ from sfnode.engine.line import difference
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
 from sfnode.models.targets import Form
-from sfnode.schema.evaluation import Evaluation, StepShare
+from sfnode.schema.measurements import Evaluation, StepShare
 from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.public_files import typed
 from sfprotocol.decisions import Bases, RateFrom

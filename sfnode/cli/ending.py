@@ -26,7 +26,7 @@ from sfnode.schema.node_state import NodeState, RunHealth
 if TYPE_CHECKING:
     from sfnode.daemon import Node
     from sfnode.manifest import Manifest
-    from sfnode.schema.evaluation import Evaluation
+    from sfnode.schema.measurements import Evaluation
     from sfnode.schema.status import Status
     from sfnode.schema.views import Samples
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
     from sfnode.engine.trainer import Trainer
     from sfnode.manifest import Manifest
-    from sfnode.schema.evaluation import Evaluation
+    from sfnode.schema.measurements import Evaluation
     from sfnode.schema.results import EvalResult
 
 

@@ -23,7 +23,7 @@ from sfnode.dashboard.formatting import baselines_in_words, beside, count, perce
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.printable import pace, part_of, span
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.schema.metrics import doing_in_words, measured, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.organising import OrganiserStatus

@@ -134,7 +134,7 @@ class Client:
 
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
-    ) -> schema.evaluation.NodeEvaluation:
+    ) -> schema.measurements.NodeEvaluation:
         """Evaluate a model on test rows: with `base` the base model, otherwise the model of the last seal (in
         an open run, of all updates). With `base` and `calibrated`, the base model is calibrated first.
 
@@ -143,7 +143,7 @@ class Client:
         """
         body = {"base": base, "calibrated": calibrated, "probe": probe, "limit": limit}
         return await self._tell(
-            lambda: schema.evaluation.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE
+            lambda: schema.measurements.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE
         )
 
     async def invitation(self) -> schema.results.InviteResult:

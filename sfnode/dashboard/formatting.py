@@ -14,7 +14,7 @@ from sfnode.schema.metrics import measured, metric_of, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, ProbeEvaluation
+    from sfnode.schema.measurements import BaselineEvaluation, Evaluation, ProbeEvaluation
     from sfnode.schema.organising import EvidenceStatus, HealthStatus
     from sfnode.schema.status import FetchStatus
 

@@ -17,7 +17,7 @@ from sfnode.schema.metrics import LOSS, better_by, figure, measure_of, measured,
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+    from sfnode.schema.measurements import Evaluation, NodeEvaluation
     from sfnode.schema.organising import EpochEvaluation
     from sfnode.schema.status import Status
 
@@ -52,8 +52,9 @@ class Quality:
     across: str
     """Unit of the x-axis, `round` or `updates`."""
     compared: list[Point]
-    """Results of the base model, at most two: one with its prior over the answers subtracted (calibrated) and
-    one without. The first is, if possible, of the same kind as the trained model's results."""
+    """Results of the base model, at most two: calibrated (with its prior over the answers subtracted) and
+    uncalibrated, in either order. `compared[0]` is calibrated exactly if the trained model's results are,
+    where there is such a result."""
     now: Point | None
     best: Point | None
     points: list[Point]

@@ -17,7 +17,7 @@ from sfnode.schema.metrics import doing_in_words
 from sfnode.schema.node_state import NodeState
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import NodeEvaluation
+    from sfnode.schema.measurements import NodeEvaluation
     from sfnode.schema.status import Status
     from sfnode.schema.views import Curves, OwnStanding, Progress, Swarm, SwarmNode
 

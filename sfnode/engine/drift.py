@@ -23,7 +23,7 @@ from sfnode.engine.subspace import PublishedBasis, Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
 from sfnode.models.quantized import row_blocks
-from sfnode.schema.evaluation import LayerDrift, LayeredDrift
+from sfnode.schema.measurements import LayerDrift, LayeredDrift
 
 NEUTRAL = """\
 The harbour is quiet in the early morning. A few boats lie at the wall, and the water moves slowly by.

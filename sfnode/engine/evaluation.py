@@ -17,7 +17,7 @@ from sfnode.engine.generation import complete
 from sfnode.engine.losses import BASE, OWN, line_rows
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest.task import PRIOR_ONE
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.encoding import Prior
 from sfprotocol.seeds import I64

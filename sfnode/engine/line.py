@@ -37,7 +37,7 @@ from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.models.targets import Form
-from sfnode.schema.evaluation import StepShare
+from sfnode.schema.measurements import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
 

@@ -26,7 +26,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.encoding import (

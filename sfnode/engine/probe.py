@@ -26,7 +26,7 @@ from sfnode.manifest.task import Task
 from sfnode.models.cuts import HEADS
 from sfnode.models.kept_states import Text, texts_of
 from sfnode.models.loader import LoadedModel
-from sfnode.schema.evaluation import BaselineEvaluation, EvaluationOfRows, ProbeEvaluation
+from sfnode.schema.measurements import BaselineEvaluation, EvaluationOfRows, ProbeEvaluation
 from sfnode.tasks import baselines as without_a_model
 from sfnode.tasks import dataset, encoding, prompts
 from sfnode.tasks.encoding import Encoded, Scored

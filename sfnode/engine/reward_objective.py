@@ -29,7 +29,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
 from sfnode.models.loader import LoadedModel
-from sfnode.schema.evaluation import EvaluationOfRows
+from sfnode.schema.measurements import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
 from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written

@@ -26,7 +26,7 @@ from sfnode.organising.policy import WORK_BITS, Admission, is_wary, policy_of
 from sfnode.organising.reporting.alarms import Restarted
 from sfnode.organising.steps import at_rate
 from sfnode.organising.view import View
-from sfnode.schema.evaluation import Evaluation, StepShare
+from sfnode.schema.measurements import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.data_folder import signed_here
 from sfnode.store.disk_errors import disk_faults

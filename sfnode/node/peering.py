@@ -18,7 +18,7 @@ from typing import Any
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.errors import UserError
 from sfnode.logging import log
-from sfnode.node import contacts, startup
+from sfnode.node import contacts_page, startup
 from sfnode.node.driver import Driver
 from sfnode.node.run_context import RunContext
 from sfnode.peers import events
@@ -147,7 +147,7 @@ class Peering:
     async def ask_contacts(self) -> None:
         """Ask the page with contacts for peers while there is no link, until cancelled."""
         links = self._driver.pumps
-        await contacts.keep_company(
+        await contacts_page.keep_company(
             self.contacts_url, self._topic, lambda: len(links), self.hear, self._random
         )
 
@@ -376,7 +376,7 @@ def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peerin
     def remember(met: list[str]) -> None:
         startup.remember_peers(context.log, met)
         with suppress(UserError):
-            contacts.keep(context.data_dir.contacts, manifest, met, contacts_url)
+            contacts_page.keep(context.data_dir.contacts, manifest, met, contacts_url)
 
     given, remembered = context.settings.peers, startup.remembered_peers(context.log)
     return Peering(

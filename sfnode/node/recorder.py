@@ -24,7 +24,7 @@ from sfnode.schema.status import AlarmStatus, Status
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+    from sfnode.schema.measurements import Evaluation, NodeEvaluation
     from sfnode.schema.organising import EpochEvaluation
 
 RECORD_INTERVAL = 10.0

@@ -39,7 +39,7 @@ from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.bandwidth_limits import DailyTraffic
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.measurements import Evaluation, NodeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated, Samples
 from sfnode.settings import Settings

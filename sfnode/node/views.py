@@ -18,7 +18,7 @@ from sfnode.node.context import NodeContext
 from sfnode.node.startup import remembered_peers
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import NeighbourLatencies
-from sfnode.schema.evaluation import Drift
+from sfnode.schema.measurements import Drift
 from sfnode.schema.results import InviteResult
 from sfnode.schema.status import GpuStatus, MachineStatus
 from sfnode.schema.views import (
@@ -41,7 +41,7 @@ from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.link import Link as ProtocolLink
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import NodeEvaluation
+    from sfnode.schema.measurements import NodeEvaluation
     from sfnode.transport.base import Link
     from sfprotocol.machine import Machine
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sfnode.organising.evaluation.line_search import LATE_SCALE, SearchResult
-from sfnode.schema.evaluation import Evaluation, StepShare
+from sfnode.schema.measurements import Evaluation, StepShare
 from sfprotocol.decisions import Bases, Checkpoint, Decision, Recount
 from sfprotocol.events import JoinRequested
 from sfprotocol.messages import Feed

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from sfnode.organising.evaluation import health
 from sfnode.organising.steps import IDLE_ROUNDS, Judgement, idle_rounds
-from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
+from sfnode.schema.measurements import Evaluation, EvaluationOfRows
 from sfnode.schema.metrics import measure_of, metric_of, result_in_words
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, Seal, Void

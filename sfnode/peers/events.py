@@ -51,8 +51,8 @@ class LinkCount:
     heard: bool
     """Whether a frame has arrived."""
     useful: int | None = None
-    """Number of updates that this link was the first to bring; None while the machine does not know the
-    link."""
+    """Number of updates that this link was the first to bring; None while the protocol's state
+    machine does not know the link."""
     blank: bool = True
     """Whether the peer has neither claimed nor taken any update so far. Ignored while `useful` is None."""
 

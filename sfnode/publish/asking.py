@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sfnode.control.client import SyncClient, if_running
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node.contacts import known_url
+from sfnode.node.contacts_page import known_url
 from sfnode.node.samples import kept
 from sfnode.node.startup import remembered_peers
 from sfnode.peers import contacts

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_DESCRIPTION
 from sfnode.peers.contacts import MAX_FILE
-from sfnode.schema.evaluation import Answer
+from sfnode.schema.measurements import Answer
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation, Hex32, Hex64
 from sfprotocol.fields import readable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sfnode.manifest.sections import Parent
-from sfnode.schema.evaluation import Answer
+from sfnode.schema.measurements import Answer
 from sfnode.schema.node_state import Uncounted
 from sfnode.schema.organising import EpochEvaluation
 

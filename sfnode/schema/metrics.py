@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.printable import span
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import Drift, Evaluation
+    from sfnode.schema.measurements import Drift, Evaluation
     from sfnode.schema.organising import EpochEvaluation
     from sfnode.schema.status import DoingStatus
 

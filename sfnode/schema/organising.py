@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field
 
-from sfnode.schema.evaluation import Answer, Evaluation
+from sfnode.schema.measurements import Answer, Evaluation
 from sfnode.schema.node_state import RunHealth
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from sfnode.schema.evaluation import Answer, BaselineEvaluation, Evaluation, LayeredDrift, ProbeEvaluation
+from sfnode.schema.measurements import Answer, BaselineEvaluation, Evaluation, LayeredDrift, ProbeEvaluation
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 

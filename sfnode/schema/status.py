@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfnode.limits import Limits
-from sfnode.schema.evaluation import Answer, Drift
+from sfnode.schema.measurements import Answer, Drift
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.organising import EvidenceStatus, HealthStatus
 

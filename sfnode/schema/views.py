@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sfnode.schema.evaluation import Answer, NodeEvaluation
 from sfnode.schema.history import Decided
+from sfnode.schema.measurements import Answer, NodeEvaluation
 from sfnode.schema.organising import EpochEvaluation
 
 MAX_PAGE = 1000

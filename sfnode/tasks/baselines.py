@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.manifest.task import Task
-from sfnode.schema.evaluation import BaselineEvaluation
+from sfnode.schema.measurements import BaselineEvaluation
 from sfnode.tasks import metrics, prompts
 from sfnode.tasks.prompts import Row
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import PRIOR_ONE, Task
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, prior_of
 from sfnode.tasks.prompts import Row, unanswered
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import PRIOR_ONE, Task
-from sfnode.schema.evaluation import ClassScore, EvaluationOfRows
+from sfnode.schema.measurements import ClassScore, EvaluationOfRows
 from sfnode.tasks import metrics
 from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example

@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.cli.init_options import KINDS
 from sfnode.errors import Code
-from sfnode.schema.evaluation import Answer, EvaluationOfRows
+from sfnode.schema.measurements import Answer, EvaluationOfRows
 from sfnode.schema.metrics import METRICS
 from sfnode.tasks.presets import PRESETS
 from sfnode.tasks.templates import FILTERS

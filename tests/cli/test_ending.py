@@ -17,7 +17,7 @@ from sfnode.dashboard.formatting import baselines_in_words
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.manifest.task import Task
-from sfnode.schema.evaluation import ClassScore, Evaluation
+from sfnode.schema.measurements import ClassScore, Evaluation
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.run_keys import RunKeys

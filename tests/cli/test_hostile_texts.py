@@ -33,7 +33,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.printable import LONGEST
-from sfnode.schema import evaluation, organising, results, status, views
+from sfnode.schema import measurements, organising, results, status, views
 from tests.cli.fake_node import fake_node
 from tests.cli.helpers import Ended, Run
 from tests.cli.test_use import run_of
@@ -91,7 +91,7 @@ def filled(kind: Any) -> Any:
 ANSWERS: dict[str, type[BaseModel]] = {
     "/status": status.Status,
     "/digest": status.CoreStatus,
-    "/evaluate": evaluation.NodeEvaluation,
+    "/evaluate": measurements.NodeEvaluation,
     "/invitation": results.InviteResult,
     "/views/progress": views.Progress,
     "/views/curves": views.Curves,

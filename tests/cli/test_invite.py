@@ -15,7 +15,7 @@ from sfnode.cli.join import _following, _link_unless_run
 from sfnode.cli.main import cli
 from sfnode.errors import Code
 from sfnode.manifest import Manifest
-from sfnode.node import contacts as kept_contacts
+from sfnode.node import contacts_page as kept_contacts
 from sfnode.node import startup
 from sfnode.peers import contacts, invitations
 from sfnode.preparing.manifest import build

@@ -15,7 +15,7 @@ from sfnode.cli.swarm import MADE_UP, closing, measurement_line, progress_line, 
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.schema.status import Status
 from sfnode.tasks import verifying

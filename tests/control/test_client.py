@@ -22,7 +22,7 @@ from sfnode.control.client import FEEDS_PAGE, MAY_BE_NO_NUMBER, Client, SyncClie
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.schema import status, views
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from tests.node.helpers import Swarm
 from tests.refusals import refused
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from sfnode.control import client as client_module
 from sfnode.control.client import Client
 from sfnode.errors import Code, UserError
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.measurements import Evaluation, NodeEvaluation
 from tests.node.helpers import Node, SmallEngine, Swarm
 from tests.refusals import refused
 from tests.swarm.helpers import COMMONEST, PROBE

@@ -6,7 +6,7 @@ import pytest
 
 from sfnode.dashboard.quality import quality, still_rises
 from sfnode.dashboard.snapshot import Mood, contributed
-from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.measurements import NodeEvaluation
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
 from sfnode.schema.views import OwnStanding

@@ -21,7 +21,7 @@ from sfnode.dashboard.snapshot import Mood, Words, agreement, doing, look_at_all
 from sfnode.dashboard.top import can_be_kept_up_to_date
 from sfnode.limits import Limits
 from sfnode.printable import part_of, size_text
-from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.measurements import NodeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitStatus
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode

@@ -17,7 +17,7 @@ from sfnode.engine.losses import Held, batches_of, line_rows
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code
 from sfnode.models.targets import DEFAULT, Selection
-from sfnode.schema.evaluation import StepShare
+from sfnode.schema.measurements import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
 from tests.engine.helpers import EVERYTHING, ROWS, TASK, trainer, updates, weights

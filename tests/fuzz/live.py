@@ -40,7 +40,7 @@ from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.node import checkpoints, organising
 from sfnode.organising import making, organiser
 from sfnode.peers import address_book, faults
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.history.time_travel import TOLERANCE, remeasure
-from sfnode.schema.evaluation import StepShare
 from sfnode.schema.history import Remeasured
+from sfnode.schema.measurements import StepShare
 from sfprotocol.decisions import Part, Worth
 from sfprotocol.seeds import I64
 from tests.node.helpers import manifest

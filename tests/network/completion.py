@@ -18,7 +18,7 @@ from sfnode.daemon import Node
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport

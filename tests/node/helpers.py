@@ -29,7 +29,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
 from sfnode.node.running import RunningNode
-from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, LayeredDrift, StepShare
+from sfnode.schema.measurements import BaselineEvaluation, Evaluation, LayeredDrift, StepShare
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity

@@ -25,7 +25,7 @@ from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import Judge, Judgement, at_rate
 from sfnode.organising.view import Boundary, View
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfprotocol import validation
 from sfprotocol.control_feed import ControlFeed, extend
 from sfprotocol.decisions import INCARNATIONS as INCARNATIONS

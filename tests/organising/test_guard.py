@@ -16,7 +16,7 @@ from sfnode.organising.evaluation import health
 from sfnode.organising.events import EvaluationEnded
 from sfnode.organising.guard import END, LOWER, MOST_RETURNS, PATIENCE, Guard
 from sfnode.organising.steps import Judgement, at_rate
-from sfnode.schema.evaluation import EvaluationOfRows
+from sfnode.schema.measurements import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics
 from sfprotocol.decisions import (

@@ -20,7 +20,7 @@ from sfnode.organising.feeds import OVERSIZED
 from sfnode.organising.guard import Guard
 from sfnode.organising.steps import Judgement
 from sfnode.organising.verdicts import Verdicts
-from sfnode.schema.evaluation import StepShare
+from sfnode.schema.measurements import StepShare
 from sfnode.schema.node_state import Uncounted
 from sfprotocol.decisions import (
     FACTOR_ONE,

@@ -34,7 +34,7 @@ LIBRARIES = (
 )
 
 SHORTER = {
-    ("sfnode.node.contacts", "ALONE"): 2.0,
+    ("sfnode.node.contacts_page", "ALONE"): 2.0,
     ("sfnode.node.readiness", "BEGIN_ALONE"): 4.0,
     ("sfnode.node.readiness", "SETTLE_TIME"): 0.5,
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,

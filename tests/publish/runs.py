@@ -12,7 +12,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.organising.evaluation.health import published
 from sfnode.preparing.manifest import build
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfprotocol import decisions, seeds, signing, wire_codec

@@ -21,7 +21,7 @@ from sfnode.dashboard.server import STATIC, now_in_words
 from sfnode.dashboard.snapshot import contributed, look_at_all
 from sfnode.defaults import DATA_DIR
 from sfnode.publish.directory import directory_page
-from sfnode.schema.evaluation import Drift, Evaluation, LayeredDrift, ProbeEvaluation
+from sfnode.schema.measurements import Drift, Evaluation, LayeredDrift, ProbeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.results import EvalResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sfnode.limits import Limits
-from sfnode.schema.evaluation import Drift
+from sfnode.schema.measurements import Drift
 from sfnode.schema.node_state import NodeState, RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
 from sfnode.schema.status import AlarmStatus, RunStatus, Status

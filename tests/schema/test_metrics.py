@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sfnode.schema import metrics
-from sfnode.schema.evaluation import ClassScore, Drift, Evaluation
+from sfnode.schema.measurements import ClassScore, Drift, Evaluation
 
 
 def test_what_a_reward_run_trains_is_told_as_a_reward_and_of_all_others_as_a_loss() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
 from sfnode.organising.evaluation.health import published
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfnode.store.replay import frontier_of, kept_control

@@ -11,7 +11,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
-from sfnode.schema.evaluation import BaselineEvaluation, NodeEvaluation, ProbeEvaluation
+from sfnode.schema.measurements import BaselineEvaluation, NodeEvaluation, ProbeEvaluation
 from sfnode.schema.organising import DecisionResult, OrganiserStatus
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Samples

@@ -14,7 +14,7 @@ import numpy as np
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfprotocol.decisions import RateFrom
 from sfprotocol.fields import Values
 from sfprotocol.messages import RunParameters

@@ -57,7 +57,7 @@ from statistics import median
 from typing import NamedTuple
 
 from sfnode.manifest.training import Training
-from sfnode.schema.evaluation import StepShare
+from sfnode.schema.measurements import StepShare
 from sfnode.schema.node_state import Uncounted
 from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth
 from sfprotocol.messages import Feed

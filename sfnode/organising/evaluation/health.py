@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 from sfnode.schema.metrics import measure_of, metric_of
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation

@@ -30,7 +30,7 @@ from sfnode.organising.evaluation.evidence import (
     parts_of,
     worths_of,
 )
-from sfnode.schema.evaluation import StepShare
+from sfnode.schema.measurements import StepShare
 from sfprotocol.decisions import (
     MAX_DECISION,
     Admit,

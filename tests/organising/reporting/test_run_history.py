@@ -9,8 +9,8 @@ import pytest
 
 from sfnode.organising.evaluation import health
 from sfnode.organising.reporting.run_history import RunHistory
-from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.history import HistoryEntry
+from sfnode.schema.measurements import Evaluation
 from sfnode.stats import timeline_entry
 from sfprotocol import decisions
 from sfprotocol.decisions import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sflab.baselines import registry, vectors
 from sflab.baselines.clients import Clients, Setup
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.measurements import Evaluation
 
 Edges = Callable[[int], Sequence[tuple[int, int]]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from sfnode.schema.evaluation import Evaluation, LayeredDrift, NodeEvaluation
+from sfnode.schema.measurements import Evaluation, LayeredDrift, NodeEvaluation
 from sfnode.schema.results import EvalResult
 
 SFNODE = Path(__file__).parents[2] / "sfnode"
@@ -28,7 +28,7 @@ def test_only_one_class_describes_an_evaluation() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef) and {"metric", "low", "high"} <= fields(node)
     ]
-    assert found == ["evaluation.Evaluation"]
+    assert found == ["measurements.Evaluation"]
     assert issubclass(NodeEvaluation, Evaluation)
 
 

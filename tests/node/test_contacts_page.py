@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.node import contacts
+from sfnode.node import contacts_page
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.log import UpdateLog
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Iterator[DataDir]:
 
 async def test_a_newcomer_tries_the_peers_of_the_page_before_those_of_the_link(folder: DataDir) -> None:
     settings = Settings(contacts_url=PAGE, peers=(GIVEN, MOVED))
-    found = await contacts.followed(settings, folder, published)
+    found = await contacts_page.followed(settings, folder, published)
     assert (found.peers, found.run_id) == ((MOVED, GIVEN), RUN.hex())
 
 
@@ -51,36 +51,36 @@ async def test_a_page_that_is_gone_costs_a_warning_only_if_the_link_has_peers(
     folder: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(contacts_url=PAGE, peers=(GIVEN,))
-    assert await contacts.followed(settings, folder, gone) == settings
+    assert await contacts_page.followed(settings, folder, gone) == settings
     assert "SF055: nothing at https://run.example/run.json" in caplog.text
     with pytest.raises(UserError, match="nothing at"):
-        await contacts.followed(Settings(contacts_url=PAGE), folder, gone)
+        await contacts_page.followed(Settings(contacts_url=PAGE), folder, gone)
 
 
 async def test_a_page_of_another_run_leads_nowhere(folder: DataDir) -> None:
     with fails_with(Code.WRONG_RUN):
-        await contacts.followed(Settings(contacts_url=PAGE, run_id="ff"), folder, published)
+        await contacts_page.followed(Settings(contacts_url=PAGE, run_id="ff"), folder, published)
 
 
 async def test_a_folder_that_has_its_run_does_not_wait_for_the_page(folder: DataDir) -> None:
     folder.manifest.touch()
     settings = Settings(contacts_url=PAGE)
-    assert await contacts.followed(settings, folder, gone) == settings
+    assert await contacts_page.followed(settings, folder, gone) == settings
 
 
 def test_the_page_is_remembered_until_another_is_named(folder: DataDir) -> None:
     with UpdateLog.open(folder.log, RUN) as log:
-        named = [contacts.known_url(given, log) for given in ("", PAGE, "", "https://new.example", "")]
+        named = [contacts_page.known_url(given, log) for given in ("", PAGE, "", "https://new.example", "")]
     assert named == ["", PAGE, PAGE, "https://new.example", "https://new.example"]
 
 
 async def test_a_node_without_neighbours_hears_of_the_peers_on_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contacts, "ALONE", 0.0)
-    monkeypatch.setattr(contacts.contacts, "fetch", published)
+    monkeypatch.setattr(contacts_page, "ALONE", 0.0)
+    monkeypatch.setattr(contacts_page.contacts, "fetch", published)
     links, heard = [1, 1, 0], asyncio.get_running_loop().create_future()
-    work = contacts.keep_company(PAGE, RUN, lambda: links.pop(0), heard.set_result, Random(1))
+    work = contacts_page.keep_company(PAGE, RUN, lambda: links.pop(0), heard.set_result, Random(1))
     task = asyncio.create_task(work)
     assert await heard == [PeerRecord("QmMoved", (MOVED,), 0, 0)]
     assert links == []
@@ -90,7 +90,7 @@ async def test_a_node_without_neighbours_hears_of_the_peers_on_the_page(
 async def test_a_page_that_does_not_help_is_asked_again_soon_at_first_then_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contacts.contacts, "fetch", gone)
+    monkeypatch.setattr(contacts_page.contacts, "fetch", gone)
     links = [*[0] * 8, 1, 0, 0]
     waits = await waits_of(links)
     about = [15, 15, 30, 60, 120, 240, 300, 300, 300, 15, 15, 30]
@@ -108,5 +108,5 @@ async def waits_of(links: list[int]) -> list[float]:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await contacts.keep_company(PAGE, RUN, lambda: links.pop(0), print, Random(1), wait)
+        await contacts_page.keep_company(PAGE, RUN, lambda: links.pop(0), print, Random(1), wait)
     return waits
