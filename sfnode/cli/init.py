@@ -24,7 +24,7 @@ from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
 
 if TYPE_CHECKING:
     from sfnode.preparing.plan import Answers, Plan
-    from sfnode.preparing.table import DataTable
+    from sfnode.preparing.table_contents import DataTable
 
 DESCRIBED = ("preset", "kind", "verifier")
 """Options that describe the task. Without them the task is proposed from the data."""
@@ -102,7 +102,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
     with waiting("loading libraries"):
         from sfnode.cli import init_screen as screen
         from sfnode.preparing.plan import Answers, last_model, name_of, plan, require_plain
-        from sfnode.preparing.table import read_table
+        from sfnode.preparing.table_contents import read_table
 
     def read(source: str) -> DataTable:
         with waiting(f"reading {source}"):

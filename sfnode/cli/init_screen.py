@@ -24,7 +24,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import BUILTIN, HUB, run_name
 from sfnode.preparing.plan import RECOMMENDED, Answers, Plan, few_lack, last_model, plan
 from sfnode.preparing.proposals import NOTHING
-from sfnode.preparing.table import DataTable, read_table
+from sfnode.preparing.table_contents import DataTable, read_table
 from sfnode.printable import printable
 from sfnode.tasks import dataset, prompts
 from sfnode.tasks.dataset import Bad

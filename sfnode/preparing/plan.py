@@ -12,7 +12,7 @@ from sfnode.manifest.sections import BUILTIN, HUB, is_file, run_name
 from sfnode.manifest.task import Task
 from sfnode.models import model_files
 from sfnode.preparing.proposals import NOTHING, Proposal, estimator, propose
-from sfnode.preparing.table import DataTable, read_table
+from sfnode.preparing.table_contents import DataTable, read_table
 from sfnode.tasks import dataset, prompts
 from sfnode.tasks.dataset import Bad, Row
 from sfnode.tasks.row_files import Placed, malformed

@@ -31,7 +31,7 @@ from unicodedata import normalize
 from sfnode.errors import UserError
 from sfnode.manifest.sections import BUILTIN
 from sfnode.manifest.task import Task
-from sfnode.preparing.table import DataTable, TableColumn
+from sfnode.preparing.table_contents import DataTable, TableColumn
 from sfnode.tasks import prompts, templates
 from sfnode.tasks.row_files import malformed
 

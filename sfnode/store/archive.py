@@ -35,7 +35,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_MANIFEST_BYTES, Manifest
 from sfnode.models import bases
 from sfnode.schema.results import ArchiveStatement, VerifyResult
-from sfnode.store import records
+from sfnode.store import segment_encoding
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
@@ -201,7 +201,7 @@ def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
     for message in kept.authority:
         yield [EntryKind.AUTHORITY, wire_codec.encode(message, *run.form)]
     for feed, segment, head in update_log.records():
-        yield [EntryKind.UPDATES, *feed, segment.first, records.encode(segment, head)]
+        yield [EntryKind.UPDATES, *feed, segment.first, segment_encoding.encode(segment, head)]
     for cut in update_log.cuts():
         yield [EntryKind.CUT, *cut.feed, cut.proof]
     for feed in update_log.evicted():
@@ -402,7 +402,7 @@ class _ArchiveReader:
         if feed != self._feed:
             self._feed, self._chain = feed, genesis(self._run.run_id, feed)
         key = seeds.feed_key(self._run.run_id, *feed)
-        row = records.decode(feed, key, first, _bytes(body))
+        row = segment_encoding.decode(feed, key, first, _bytes(body))
         self._chain = extend(self._chain, row.segment.parts)
         if not row.segment.count or row.chain != self._chain:
             raise ValueError(f"the chain of a feed breaks at step {first}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.store.known_feeds import Tail
-from sfnode.store.records import Record
+from sfnode.store.segment_encoding import Record
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.seeds import I64, U64, update_seeds

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import NamedTuple
 
-from sfnode.store.records import SMALL_UPDATES, CutRecord, Record
+from sfnode.store.segment_encoding import SMALL_UPDATES, CutRecord, Record
 from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError

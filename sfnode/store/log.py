@@ -31,10 +31,10 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
-from sfnode.store import known_feeds, rows, tables
+from sfnode.store import database, known_feeds, segment_table
 from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
 from sfnode.store.known_feeds import KnownFeeds, StoredFeed, Tail
-from sfnode.store.records import (
+from sfnode.store.segment_encoding import (
     CardRecord,
     CutRecord,
     Record,
@@ -77,7 +77,7 @@ class UpdateLog:
         self._writer, self._writing = connection, Lock()
         self._reader, self._reading = connection, Lock()
         self._known = KnownFeeds(run_id)
-        self._named = tables.Named()
+        self._named = database.Named()
         """Number of steps of each feed that closes have listed. It is updated only when it is needed, for a
         feed that is cut, and under the lock of the reads."""
 
@@ -95,8 +95,8 @@ class UpdateLog:
         if run_id is None and not read_only:
             raise ValueError("a log is opened for writing as that of one run")
         with disk_faults(path):
-            generation = 0 if read_only else tables.inode_generation(path)
-            log = cls(path, run_id or b"", tables.connect(path, read_only=read_only))
+            generation = 0 if read_only else database.inode_generation(path)
+            log = cls(path, run_id or b"", database.connect(path, read_only=read_only))
             log.generation = generation
             try:
                 log._begin(read_only)
@@ -109,15 +109,15 @@ class UpdateLog:
         if read_only:
             self._reader.execute("BEGIN")  # holds the snapshot until close
         else:
-            tables.create(self._writer, self._run_id)
-        self._run_id = self._run_id or tables.run_of(self._writer, self.path)
-        tables.check(self._writer, self.path, self._run_id)
+            database.create(self._writer, self._run_id)
+        self._run_id = self._run_id or database.run_of(self._writer, self.path)
+        database.check(self._writer, self.path, self._run_id)
         if not read_only:
-            tables.upgrade(self._writer)
-            self._reader = tables.connect(self.path, read_only=True)
-        bases = tables.bases(self._reader)
+            database.upgrade(self._writer)
+            self._reader = database.connect(self.path, read_only=True)
+        bases = database.bases(self._reader)
         states = {base.feed: known_feeds.fresh(self._run_id, number, base) for number, base in bases}
-        for number, origin, incarnation, first, body in rows.last(self._reader):
+        for number, origin, incarnation, first, body in segment_table.last(self._reader):
             feed = Feed(origin, incarnation)
             state = states.get(feed) or known_feeds.unknown(self._run_id, feed, number)
             last = decode(feed, state.key, first, body)
@@ -125,7 +125,7 @@ class UpdateLog:
         for number, *known in self._reader.execute("SELECT id, origin, incarnation FROM feed ORDER BY id"):
             feed = Feed(*known)  # also feeds without rows, because their numbers are taken
             states.setdefault(feed, known_feeds.unknown(self._run_id, feed, number))
-        cuts = tables.cuts(self._reader)
+        cuts = database.cuts(self._reader)
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
 
     def close(self) -> None:
@@ -173,14 +173,14 @@ class UpdateLog:
             moved = self._known.after(records, cuts, replacing)
             with self._transaction() as db:
                 self._insert(db, records, moved)
-                tables.keep_control(db, control, authority, statement)
+                database.keep_control(db, control, authority, statement)
                 for feed, state in moved.items():
                     if state.loose >= LOOSE_ROWS:
-                        rows.pack(db, state)
+                        segment_table.pack(db, state)
                         moved[feed] = state._replace(loose=0)
-                tables.keep_cuts(db, ((moved[cut.feed].number, cut) for cut in cuts))
+                database.keep_cuts(db, ((moved[cut.feed].number, cut) for cut in cuts))
                 known = ((moved.get(card.feed) or self._known[card.feed], card) for card in cards)
-                tables.keep_cards(db, ((state.number, card) for state, card in known))
+                database.keep_cards(db, ((state.number, card) for state, card in known))
             self._known.adopt(moved, records, cuts)
             with self._reading:
                 self._named.forget(control)
@@ -206,14 +206,14 @@ class UpdateLog:
                     self._insert_feeds(db, states)
                     for feed, state in states.items():
                         base = wanted.get(feed) or known_feeds.beginning(self._run_id, feed)
-                        states[feed] = rows.rebase(db, self._run_id, state, base)
-                    tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
+                        states[feed] = segment_table.rebase(db, self._run_id, state, base)
+                    database.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
                     self._known.begin_at(states)  # before the commit, for reads that miss a row
             except BaseException:
                 self._known.begin_at(before)
                 raise
             with suppress(sqlite3.Error):  # without room to shrink, free pages are reused
-                tables.shrink(self._writer)
+                database.shrink(self._writer)
 
     def set_meta(self, key: str, value: bytes) -> None:
         """Store `value` under `key`, durably. Waits for an append in progress."""
@@ -232,8 +232,8 @@ class UpdateLog:
         for record in records:
             state, stored = moved[record.feed], record.segment
             if stored.first < stops.get(record.feed, 0):
-                stored = rows.take_place(db, state, stored)
-            rows.insert(db, state, stored, record.chain)
+                stored = segment_table.take_place(db, state, stored)
+            segment_table.insert(db, state, stored, record.chain)
             stops[record.feed] = stored.stop
 
     @contextmanager
@@ -313,7 +313,7 @@ class UpdateLog:
     def cards(self) -> list[CardRecord]:
         """Return the cards, in the order of feeds."""
         with self._reading, disk_faults(self.path):
-            return tables.cards(self._reader)
+            return database.cards(self._reader)
 
     def ends(self) -> list[Tail]:
         """Return the ends of all feeds with stored updates, in the order of feeds. Updates after a cut are
@@ -327,23 +327,23 @@ class UpdateLog:
         decisions. Earlier versions of sfnode did not record these times. The list may therefore contain None,
         or be shorter than the list of decisions."""
         with self._reading, disk_faults(self.path):
-            return tables.arrivals(self._reader)
+            return database.arrivals(self._reader)
 
     def arrival(self, position: int) -> int | None:
         """Return the time at which the decision at `position` arrived, in seconds since 1970; None if it is
         unknown."""
         with self._reading, disk_faults(self.path):
-            return tables.arrival(self._reader, position)
+            return database.arrival(self._reader, position)
 
     def control(self, first: int = 0) -> list[Entry]:
         """Return the decisions of the control feed from position `first` on, in order of position."""
         with self._reading, disk_faults(self.path):
-            return tables.control(self._reader, first)
+            return database.control(self._reader, first)
 
     def authority(self) -> list[bytes]:
         """Return the encoded Successions and ControlForks, in the order of their arrival."""
         with self._reading, disk_faults(self.path):
-            return tables.authority(self._reader)
+            return database.authority(self._reader)
 
     def updates(self) -> int:
         """Return the number of updates that count, including those that a checkpoint stands for."""
@@ -379,7 +379,7 @@ class UpdateLog:
         def stored(state: StoredFeed) -> Segment | None:
             if not state.base.step <= first < state.tail.next:
                 return None
-            with closing(rows.since(self._reader, state, first)) as segments:
+            with closing(segment_table.since(self._reader, state, first)) as segments:
                 return join(segments, first, max_updates)
 
         return self._read(feed, stored)
@@ -396,7 +396,7 @@ class UpdateLog:
         def stored(state: StoredFeed) -> tuple[bytes, Segment]:
             if not state.base.step <= step <= state.tail.next:
                 return b"", Segment(state.key, step, (), bytes(64))
-            return rows.past(self._reader, state, step)
+            return segment_table.past(self._reader, state, step)
 
         return self._read(feed, stored)
 
@@ -415,7 +415,7 @@ class UpdateLog:
                 raise BrokenRowError(f"step {step - 1} of a feed is missing")
             if step < state.base.step:
                 raise let_go(feed, step)
-            with closing(rows.backwards(self._reader, state, step)) as records:
+            with closing(segment_table.backwards(self._reader, state, step)) as records:
                 return label_before((record.segment for record in records), step, state.base)
 
         return self._read(feed, stored)
@@ -453,14 +453,14 @@ class UpdateLog:
                     raise let_go(span.feed, span.first)
                 if not found:
                     db = db or stack.enter_context(self._snapshot())
-                    found = rows.span(db, state, span.first, span.stop)
+                    found = segment_table.span(db, state, span.first, span.stop)
                 yield from ((span, segment) for segment in covering(span, found))
 
     def records(self) -> Iterator[Record]:
         """Yield every stored segment, in the order of feeds and steps, as of one commit."""
         with disk_faults(self.path), self._snapshot() as db:
-            bases = {base.feed: base for _, base in tables.bases(db)}
-            for (origin, incarnation), group in groupby(rows.everything(db), key=itemgetter(0, 1)):
+            bases = {base.feed: base for _, base in database.bases(db)}
+            for (origin, incarnation), group in groupby(segment_table.everything(db), key=itemgetter(0, 1)):
                 feed = Feed(origin, incarnation)
                 key = seeds.feed_key(self._run_id, origin, incarnation)
                 following = bases[feed].step if feed in bases else 0
@@ -484,5 +484,5 @@ class UpdateLog:
         if self._writer is self._reader:
             yield self._reader
             return
-        with closing(tables.connect(self.path, read_only=True)) as db:
+        with closing(database.connect(self.path, read_only=True)) as db:
             yield db

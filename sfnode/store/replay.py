@@ -15,9 +15,9 @@ import numpy as np
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.manifest import Manifest
+from sfnode.store.database import STATEMENT
 from sfnode.store.disk_errors import BrokenRowError, disk_faults
 from sfnode.store.log import UpdateLog
-from sfnode.store.tables import STATEMENT
 from sfprotocol import decisions, wire_codec
 from sfprotocol.control_sync import Kept
 from sfprotocol.decisions import Checkpoint

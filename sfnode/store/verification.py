@@ -20,8 +20,8 @@ from sfnode.store.checkout import Checkout, last_seal, whole
 from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.known_feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
-from sfnode.store.records import UNSIGNED
 from sfnode.store.replay import changes, kept_control, run_state_of, sound_control, state_digest
+from sfnode.store.segment_encoding import UNSIGNED
 from sfprotocol import decisions, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_sync import ControlSync

@@ -92,13 +92,6 @@ def test_a_file_that_is_there_is_not_replaced(sfnode: Run, run: Manifest, passph
     assert Path("backup").read_text() == "mine"
 
 
-def test_what_is_no_backup_is_refused_before_anything_is_asked(sfnode: Run) -> None:
-    Path("notes").write_text("not a backup")
-    for file in ("notes", "nowhere"):
-        said = sfnode("keys", "restore", file)
-        assert (said.status, said.err[:13]) == (1, "sfnode: SF092")
-
-
 def test_another_key_that_is_there_stays(sfnode: Run, run: Manifest, passphrase: Path) -> None:
     sfnode("keys", "backup", "--out", "backup", "--passphrase-file", passphrase)
     path = organiser_key(run.run_id, located(KEYS_DIR))

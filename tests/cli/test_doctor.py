@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-from collections.abc import Callable
 
 from sfnode.peers.invitations import compose
 from sfprotocol import invitation
-from tests.cli.helpers import Ended
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Run
 
 
 def test_a_problem_is_shown_with_its_number_cause_and_fix_and_is_the_exit_status(sfnode: Run) -> None:
@@ -21,6 +19,7 @@ def test_a_problem_is_shown_with_its_number_cause_and_fix_and_is_the_exit_status
     shown = ended.out.splitlines()
     index = next(number for number, line in enumerate(shown) if "SD040" in line)
     assert shown[index].startswith(f"problem  SD040  {maddr} is in use by ")
+    assert f"process {os.getpid()}" in shown[index]
     assert "--host-maddrs" in shown[index + 1]
     assert shown[-1].startswith("1 problem (")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import UserError
 from sfnode.preparing.plan import Answers, Plan, plan, require_plain
-from sfnode.preparing.table import read_table
+from sfnode.preparing.table_contents import read_table
 from sfnode.tasks import prompts
 
 TABLES = 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from sfnode.cli.ending import Learnt, _work, card, changed, commands
 from sfnode.cli.main import cli
 from sfnode.cli.options import profile_folder
-from sfnode.dashboard.formatting import baselines_in_words
 from sfnode.defaults import DATA_DIR
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.manifest.task import Task
@@ -23,7 +21,7 @@ from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.run_keys import RunKeys
 from tests.publish.test_words import check
 from tests.schema.helpers import organised, status
-from tests.swarm.helpers import COMMONEST, MANIFEST, NONE
+from tests.swarm.helpers import MANIFEST, NONE
 
 
 def found(value: float, around: float = 0.02, **others: Any) -> Evaluation:
@@ -112,18 +110,13 @@ def test_examples_are_three_those_first_that_have_become_right() -> None:
     assert [line for line in shown if line.startswith("“")] == ["“text 2”", "“text 0”", "“text 1”"]
 
 
-@pytest.fixture
-def home_of(home: Path) -> Callable[[Path], str]:
-    """Return a function that returns the options which name a folder in the commands."""
-    return lambda folder: commands(MANIFEST, folder)[-1].partition("verify")[2].strip()
-
-
-def test_a_folder_is_named_as_shortly_as_it_can_be(
-    home_of: Callable[[Path], str], tmp_path: Path, home: Path
-) -> None:
-    assert home_of(DATA_DIR) == ""
-    assert home_of(profile_folder("films")) == "--profile films"
-    assert home_of(tmp_path / "a folder") == f"--data-dir '{tmp_path}/a folder'"
+def test_a_folder_is_named_as_shortly_as_it_can_be(tmp_path: Path, home: Path) -> None:
+    for folder, said in (
+        (DATA_DIR, ""),
+        (profile_folder("films"), "--profile films"),
+        (tmp_path / "a folder", f"--data-dir '{tmp_path}/a folder'"),
+    ):
+        assert commands(MANIFEST, folder)[-1].partition("verify")[2].strip() == said
 
 
 TASKS = (
@@ -164,9 +157,3 @@ def test_a_card_is_plain_whatever_it_tells() -> None:
     metrics = (found(0.9996), found(0.9, metric="f1"), found(3.0, metric="perplexity"))
     for now in metrics:
         check(card("The run films is complete.", Learnt(now, now), NONE, ["Your work: 3 updates."], []))
-
-
-def test_beside_what_was_learnt_stands_what_the_same_rows_give_without_a_model() -> None:
-    said = card("A title", Learnt(None, found(0.8), None, baselines_in_words([COMMONEST])), NONE, [], [])
-    assert said.count("the commonest label of 1,024 training rows: accuracy 50.0 %") == 1
-    assert "pip install 'sfnode[compare]'" in said

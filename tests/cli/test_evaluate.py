@@ -51,21 +51,18 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
 
 
 @pytest.mark.usefixtures("few_measurements")
-def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, tmp_path: Path) -> None:
-    folder = joined(tmp_path / "centred", build({}))
-    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json")
-    result = EvalResult.model_validate(json.loads(ended.out))
+def test_of_a_centred_run_it_has_the_trained_model_less_its_prior_and_before_as_the_card_of_a_run(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    asked = ("eval", "--data-dir", joined(tmp_path / "centred", build({})), "--test-limit", 40)
+    result = EvalResult.model_validate(json.loads(sfnode(*asked, "--json").out))
     assert [one.calibrated for one in (result.before, result.after)] == [False, True]
     assert result.after == result.calibrated  # there are no updates
     assert result.loss == "centred"
     assert result.prior is not None
     assert (result.prior.keys(), max(result.prior.values())) == ({"bad", "good"}, 0.0)
 
-
-@pytest.mark.usefixtures("few_measurements")
-def test_before_is_what_the_card_of_a_run_calls_so(sfnode: Run, tmp_path: Path) -> None:
-    folder = joined(tmp_path / "centred", build({}))
-    lines = sfnode("eval", "--data-dir", folder, "--test-limit", 40).out.splitlines()
+    lines = sfnode(*asked).out.splitlines()
     told = {line.split()[0]: line.split()[1] for line in lines[1:4]}
     assert list(told) == ["before", "uncalibrated", "after"]
     assert told["before"] == told["after"]  # there are no updates

@@ -22,13 +22,9 @@ def test_the_documentation_has_every_exit_status() -> None:
     assert [int(status) for status in told] == [*returned, 128 + signal.SIGTERM]
 
 
-def test_a_node_that_does_not_run_is_told_from_one_that_is_broken_and_from_a_wrong_command_line(
-    tmp_path: Path, sfnode: Run
-) -> None:
-    assert sfnode("status", "--data-dir", "nobody").status == ends.NOT_RUNNING
+def test_a_node_that_is_broken_is_told_from_one_that_does_not_run(tmp_path: Path, sfnode: Run) -> None:
     with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": "no JSON"}):
         assert sfnode("status", "--data-dir", tmp_path / "node").status == ends.FAILED
-    assert sfnode("status", "--fly").status == ends.USAGE
 
 
 @pytest.mark.parametrize(

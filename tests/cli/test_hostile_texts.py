@@ -23,7 +23,6 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import Progress
 
-from sfnode.cli.groups import inner_commands
 from sfnode.cli.main import cli
 from sfnode.cli.progress import _Told
 from sfnode.engine.samples import Preference
@@ -36,8 +35,10 @@ from sfnode.printable import LONGEST
 from sfnode.schema import measurements, organising, results, status, views
 from tests.cli.fake_node import fake_node
 from tests.cli.helpers import Ended, Run
+from tests.cli.test_options import leaves
 from tests.cli.test_use import run_of
 from tests.engine.helpers import HEADED_TASK, model_folder, trainer, updates
+from tests.protocol.feeds import origin_of
 from tests.publish.helpers import link_to
 from tests.publish.runs import manifest_of
 from tests.store.folders import Folder, organised
@@ -139,8 +140,6 @@ class HostileNode(dict[str, str]):
 
 
 class World(NamedTuple):
-    """Files and folders with hostile contents."""
-
     folder: Path
     """The folder of a node, which does not run."""
     running: Path
@@ -277,19 +276,8 @@ OWN = {
 """Commands without foreign input, and the reasons."""
 
 
-def commands() -> Iterator[str]:
-    def walk(name: str, one: Any) -> Iterator[str]:
-        inner = inner_commands(one) if hasattr(one, "commands") or hasattr(one, "entries") else {}
-        yield from (each for key, other in inner.items() for each in walk(f"{name} {key}", other))
-        if not inner:
-            yield name
-
-    for key, one in cli.load_all().items():
-        yield from walk(key, one)
-
-
 def test_every_command_has_a_row() -> None:
-    assert sorted(commands()) == sorted([*ROWS, *OWN])
+    assert sorted(COMMANDS) == sorted([*ROWS, *OWN])
 
 
 def words(text: str, world: World) -> list[str]:
@@ -305,30 +293,18 @@ def words(text: str, world: World) -> list[str]:
         "model": model_folder("opt"),
         "long": LONG,
         "hostile": HOSTILE,
-        "key": organised_key(),
+        "key": origin_of("ann").hex(),
     }
     return [word.format(**there) for word in text.split()]
 
 
-def organised_key() -> str:
-    from tests.protocol.feeds import origin_of
-
-    return origin_of("ann").hex()
-
-
-def has_json(command: str) -> bool:
-    name, *inner = command.split()
-    one: Any = cli.load(name)
-    for word in inner:
-        one = inner_commands(one)[word]
-    return any("--json" in parameter.opts for parameter in one.params)
-
+COMMANDS = dict(leaves(cli))
 
 CASES = [
     (command, f"{row}{more}".strip())
     for command, rows in ROWS.items()
     for row in rows
-    for more in (("", " --json") if has_json(command) else ("",))
+    for more in ("", *(" --json" for one in COMMANDS[command].params if "--json" in one.opts))
 ]
 
 

@@ -138,15 +138,11 @@ def default_manifest() -> Manifest:
     return build({}).model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
 
 
-def but_for_prior(manifest: Manifest) -> Manifest:
-    """Return the manifest without the measured prior."""
-    return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": ()})})
-
-
 def test_the_built_in_run_needs_its_name_alone(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scalars, "SLOPES", SLOPES)  # all: a limit that is near that of the run stays
     manifest = written(sfnode("init", *REVIEWS, "--open", *MEASURED))
-    assert but_for_prior(manifest) == default_manifest()
+    task = manifest.task.model_copy(update={"prior": ()})  # which is measured
+    assert manifest.model_copy(update={"task": task}) == default_manifest()
     assert (manifest.model.source, manifest.data.train) == ("builtin:tiny", "builtin:reviews:train")
 
 
@@ -361,8 +357,6 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
 
 REFUSED: list[tuple[Flags, int, str]] = [
     ((*REVIEWS, *sets("training.rank=12")), 10, "training.rank: rank must be a power of two"),
-    ((*REVIEWS, *sets("training.learning_rate=-1")), 10, "training.learning_rate: "),
-    ((*REVIEWS, *sets("name=?!")), 10, "'?!' is no name of a run"),
     (("--task", "juggling"), 10, "'juggling'"),
     (("--task", "extract"), 10, "no base model comes with the task extract"),
     (("--task", "sst2", *sets("task.kind=text")), 10, "--task names a ready-made task"),
@@ -635,7 +629,8 @@ def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
     before = sorted(tmp_path.rglob("*"))
     flags = ("spoilt.tsv", "--test", "spoilt.tsv", "--skip-bad-rows", *sets(f"keys.dir={tmp_path / 'keys'}"))
     ended = sfnode(*in_words, *flags, *sets("training.estimator=zeroth-order"))
-    assert ended.status == 130
+    assert (ended.status, ended.err.splitlines()[-1]) == (130, "interrupted")
+    assert "Traceback" not in ended.err
     left = [file for file in tmp_path.rglob("*") if file not in before and file != tmp_path / "keys"]
     assert left == []
 

@@ -84,14 +84,10 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
 
 
-def conversations() -> Path:
+def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run) -> None:
     row = {"talk": [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]}
     Path("talk.jsonl").write_text(json.dumps(row))
-    return Path("talk.jsonl").resolve()
-
-
-def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run) -> None:
-    flags = ("--model", model, *sets("task.kind=chat", "task.messages_field=talk"), conversations())
+    flags = ("--model", model, *sets("task.kind=chat", "task.messages_field=talk"), "talk.jsonl")
     sfnode("init", *flags).failed("sfnode: SF022: the model's tokenizer has no chat template")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     task = manifest(sfnode("init", *flags)).task

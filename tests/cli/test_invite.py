@@ -96,14 +96,9 @@ def test_a_node_that_does_not_run_invites_to_the_peers_it_remembers(
     assert "does not run" in ended.err
     said = invitation.read(ended.out.removeprefix("sfnode join "))
     assert said == invitation.invite(OLDEST_VERSION, run.run_id, OTHERS[:3])
-
-
-def test_the_link_for_programs_is_the_same(folder: Path, run: Manifest, sfnode: Run) -> None:
     found = json.loads(sfnode("invite", "--data-dir", folder, "--json").out)
-    assert found["run_id"] == run.run_id.hex()
-    assert found["reach"] == "internet"
-    said = invitation.read(found["link"])
-    assert (list(said.addresses), said.run_id) == (found["addresses"], run.run_id)
+    assert (found["run_id"], found["reach"]) == (run.run_id.hex(), "internet")
+    assert (invitation.read(found["link"]), found["addresses"]) == (said, OTHERS[:3]), "the same for programs"
 
 
 def test_the_qr_code_fits_a_terminal_and_is_drawn_when_asked_for(folder: Path, sfnode: Run) -> None:

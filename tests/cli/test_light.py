@@ -37,8 +37,6 @@ for line in sys.argv[1:]:
 
 
 class Loaded(NamedTuple):
-    """A command line that has ended."""
-
     status: int
     out: str
     heavy: list[str]

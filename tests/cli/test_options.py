@@ -21,15 +21,15 @@ from tests.wording import has
 Parse = Callable[..., dict[str, Any]]
 
 
-def _leaves(group: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
+def leaves(group: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
     if not isinstance(group, click.Group):
         yield path, group
         return
     for name, command in inner_commands(group).items():
-        yield from _leaves(command, f"{path} {name}".strip())
+        yield from leaves(command, f"{path} {name}".strip())
 
 
-COMMANDS = {path: one for path, one in _leaves(cli) if not path.startswith("lab simulate")}
+COMMANDS = {path: one for path, one in leaves(cli) if not path.startswith("lab simulate")}
 """Commands, keyed by what users type. The simulator's commands are tested in tests/sflab."""
 
 OPTIONS = [
@@ -93,15 +93,6 @@ def test_several_values_are_a_list_in_the_file_and_words_in_the_variable(
     assert received("join")["peers"] == ("/ip4/1.2.3.4/tcp/1/p2p/QmA", "/ip4/1.2.3.4/tcp/1/p2p/QmB")
     monkeypatch.setenv("SFNODE_PEERS", "/dns/a/tcp/1/p2p/QmC /dns/b/tcp/1/p2p/QmD")
     assert received("join")["peers"] == ("/dns/a/tcp/1/p2p/QmC", "/dns/b/tcp/1/p2p/QmD")
-
-
-def test_a_key_applies_to_every_command_that_has_the_option(
-    config: Callable[[str], Path], received: Parse, tmp_path: Path
-) -> None:
-    config(f'data-dir = "{tmp_path}/node"\njson = true\n')
-    for command in ("status", "verify", "eval"):
-        assert received(command) | {"data_dir": tmp_path / "node", "as_json": True} == received(command)
-    assert received("join")["data_dir"] == tmp_path / "node"
 
 
 def test_of_several_devices_in_the_file_a_command_that_computes_on_one_takes_the_first(

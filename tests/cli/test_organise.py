@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -207,10 +208,7 @@ def test_a_dry_run_of_a_hand_over_or_a_vote_writes_nothing(
     organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "succession.json"
-    assert (
-        organise("hand-over", "--out", file, "--keys-dir", tmp_path / "keys", "--kept", 0, "--dry-run").status
-        == 0
-    )
+    organise("hand-over", "--out", file, "--keys-dir", tmp_path / "keys", "--kept", 0, "--dry-run").done()
     assert not file.exists()
     assert not (tmp_path / "keys").exists()
     assert organise("hand-over", "--out", file, "--key", B.hex(), "--kept", 0).status == 0
@@ -276,10 +274,8 @@ def test_a_node_that_does_not_organise_names_nobody_and_says_who_would(
     node: OrganisedNode, organise: Run
 ) -> None:
     node.decide(Admit(A, QUOTA, 0))
-    node.organising.state, node.organising.offered = (
-        OrganiserState.STANDING_BY,
-        {0: node.organised.control.key},
-    )
+    node.organising.state = OrganiserState.STANDING_BY
+    node.organising.offered = {0: node.organised.control.key}
     assert "another one organises" in organise("stand-ins", 0).err
     node.organising.cut_off = True
     assert "do not answer" in organise("stand-ins", 0).err
@@ -288,18 +284,12 @@ def test_a_node_that_does_not_organise_names_nobody_and_says_who_would(
 # -- published bases ---------------------------------------------------------------------------------
 
 
-def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, Run]:
-    """Return a node of a run with these bases, and the command that publishes bases through it."""
-    return OrganisedNode(basis="published", bases=digest), lambda *said: sfnode(
-        "organise", "bases", "--data-dir", folder, *said
-    )
-
-
 def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, tmp_path: Path) -> None:
     rank = build({}).training.rank
     first, second = (bases_file(tmp_path, rank, fill) for fill in (1, 2))
     folder = tmp_path / "node"
-    node, publish = with_bases(folder, bases.digest_of(first), sfnode)
+    node = OrganisedNode(basis="published", bases=bases.digest_of(first))
+    publish = partial(sfnode, "organise", "bases", "--data-dir", folder)
     with node.served(folder):
         Layout(folder).manifest.write_text(node.manifest.to_toml())
         dry = publish(second, "--dry-run")

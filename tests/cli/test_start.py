@@ -18,8 +18,6 @@ from tests.cli.helpers import Run
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("fly",),
-        ("status", "--fly"),
         ("join", "--role", "king"),
         ("join", "--set", "data.shard=5/4"),
         ("join", "--set", "node.queries=65"),
@@ -29,6 +27,7 @@ from tests.cli.helpers import Run
         ("join", "--team", "\x1b[31mred"),
         ("swarm", "--nodes", "0"),
         ("init", "--set", "task.verbalizer=terrible,great"),
+        ("init", "--task", "reviews", "--set", "model.target_modules=q_proj,,v_proj"),
         ("export",),
     ],
 )
@@ -79,16 +78,6 @@ def test_a_dashboard_waits_for_the_node_of_a_folder_that_has_or_will_have_one(
             assert sfnode(*command).err.startswith("sfnode: SF051: ")
             of_a_node_that_has_no_run_yet.manifest.touch()
         assert sfnode(*command).err.startswith("sfnode: SF051: ")
-
-
-def test_an_interrupt_ends_with_status_130(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(**_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.load("verify"), "callback", interrupted)
-    ended = sfnode("verify")
-    assert ended.status == 130
-    assert ended.err.strip() == "interrupted"
 
 
 def test_python_m_sfnode_is_the_same_command_and_tells_its_version(sfnode: Run) -> None:

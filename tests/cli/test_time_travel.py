@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +40,14 @@ from tests.protocol.feeds import origin_of
 from tests.store.folders import Folder, first_order, joined, organised
 from tests.wording import has
 
-DEFAULT = organised(build({}), rank=4, epoch_updates=8, update_budget=1000)
+DEFAULT = organised(build({}), rank=4, epoch_updates=8, update_budget=1000, scalar_delta=0.015)
+"""Measured units of scalars are powers of two, so none equals this one."""
+
 RUN = DEFAULT.model_copy(update={"data": DEFAULT.data.model_copy(update={"validation_limit": 16})})
 A, B = (origin_of(name).hex() for name in "ab")
 RATE = RUN.parameters().rate
 HARM = 2
+Parsed = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -75,13 +79,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def parsed(sfnode: Run, folder: Path) -> Callable[..., dict]:  # type: ignore[type-arg]
+def parsed(sfnode: Run, folder: Path) -> Parsed:
     """Return a function that runs a command on the folder and returns its JSON output."""
 
-    def run(*arguments: object) -> dict:  # type: ignore[type-arg]
-        ended = sfnode(*arguments, "--data-dir", folder, "--json").done()
-        found: dict = json.loads(ended.out)  # type: ignore[type-arg]
-        return found
+    def run(*arguments: object) -> Any:
+        return json.loads(sfnode(*arguments, "--data-dir", folder, "--json").done().out)
 
     return run
 
@@ -133,7 +135,7 @@ def test_log_tells_a_member_why_its_work_does_not_count(sfnode: Run, tmp_path: P
     assert "0 of 8 updates of round 1 count, 1 left out (oversized)" in sfnode(*ask.args[:3]).out
 
 
-def test_log_as_data(parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
+def test_log_as_data(parsed: Parsed) -> None:
     found = HistoryResult.model_validate(parsed("log"))
     assert (found.run_id, found.sealed, found.counted, found.waiting) == (RUN.run_id.hex(), 4, 36, 2)
     kinds = " ".join(entry.kind for entry in found.entries)
@@ -190,11 +192,7 @@ def test_as_of_now_is_for_updates(sfnode: Run, folder: Path) -> None:
 # -- checkout ------------------------------------------------------------------------------------------
 
 
-def test_checkout_has_the_state_of_any_seal(
-    parsed: Callable[..., dict],  # type: ignore[type-arg]
-    folder: Path,
-    sfnode: Run,
-) -> None:
+def test_checkout_has_the_state_of_any_seal(parsed: Parsed, folder: Path, sfnode: Run) -> None:
     states = [CheckoutResult.model_validate(parsed("history", "checkout", epoch)) for epoch in range(4)]
     assert [state.updates for state in states] == [9, 18, 27, 36]
     last = VerifyResult.model_validate(parsed("verify"))
@@ -313,12 +311,8 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
         "history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, "--name", "again"
     ).done()
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
-    assert fork.model.parent
-    assert fork.model.parent.model_dump() == {
-        "run_id": RUN.run_id.hex(),
-        "epoch": 1,
-        "digest": state["core_digest"],
-    }
+    seal = Parent(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
+    assert fork.model.parent == seal
     assert (fork.name, fork.task.template, fork.data) == ("again", RUN.task.template, RUN.data)
     assert fork.run_id.hex() in ended.out
     assert fork.organised.organiser != RUN.organised.organiser
@@ -332,11 +326,8 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     begun_from(tmp_path / "fork/model", joined(tmp_path / "node", fork))
     told = sfnode("verify", "--data-dir", tmp_path / "node").out
     assert f"forked from run {RUN.run_id.hex()[:16]} after round 1, not checked" in told
-    seal = Parent(run_id=RUN.run_id.hex(), epoch=1, digest=state["core_digest"])
-    assert (
-        HistoryResult.model_validate_json(sfnode("log", "--data-dir", tmp_path / "node", "--json").out).parent
-        == seal
-    )
+    log = sfnode("log", "--data-dir", tmp_path / "node", "--json").out
+    assert HistoryResult.model_validate_json(log).parent == seal
     assert sfnode("history", "archive", "--out", tmp_path / "old.sfnode", "--data-dir", folder).status == 0
     for parent in (folder, tmp_path / "old.sfnode"):
         checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node").done()
@@ -434,10 +425,7 @@ def test_a_fork_of_something_else_is_found_out(sfnode: Run, folder: Path, tmp_pa
 
 
 def test_a_run_goes_from_one_folder_to_another_in_a_file(
-    sfnode: Run,
-    folder: Path,
-    tmp_path: Path,
-    parsed: Callable[..., dict],  # type: ignore[type-arg]
+    sfnode: Run, folder: Path, tmp_path: Path, parsed: Parsed
 ) -> None:
     said = ArchiveStatement.model_validate(parsed("history", "archive", "--out", tmp_path / "run.sfnode"))
     assert (said.updates, said.sealed) == (38, 4)

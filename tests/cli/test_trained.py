@@ -54,20 +54,6 @@ def test_embeddings_biases_and_norms_are_trained_if_asked_for(trained: Callable[
     assert len(fc1) == 3 + 3 * 6
 
 
-def test_what_is_trained_may_be_said_by_variable_or_file(
-    trained: Callable[..., list[str]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = trained("--set", "model.target_modules=q_proj,v_proj", "--set", "model.train_norms=yes")
-    file = home / ".config/sfnode/config.toml"
-    file.parent.mkdir(parents=True)
-    file.write_text('target-modules = "q_proj,v_proj"\ntrain-norms = true\n')
-    assert trained() == expected
-    file.unlink()
-    monkeypatch.setenv("SFNODE_TARGET_MODULES", "q_proj,v_proj")
-    monkeypatch.setenv("SFNODE_TRAIN_NORMS", "1")
-    assert trained() == expected
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -86,9 +72,3 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(
     assert ended.err.splitlines()[-2].startswith("sfnode: SF022: ")
     assert says in ended.err
     assert not Path("run.toml").exists()
-
-
-def test_a_list_with_a_gap_in_it_is_a_slip(sfnode: Run) -> None:
-    ended = sfnode("init", "--task", "reviews", "--set", "model.target_modules=q_proj,,v_proj")
-    assert ended.status == 2
-    assert "model.target_modules" in ended.err

@@ -26,19 +26,7 @@ MORE = (
     "– my number is 0171,5",
     "",
 )
-CHANNELS = ("e-mail", "phone", "chat")
-"""Values of another column that could be the label."""
-
 ROWS = 300
-UNLABELLED = (40, 222)
-"""Numbers of rows, from 0, without a class."""
-
-EMPTY = 7
-"""Number of a row with neither a subject nor a body."""
-
-SPOILT = 137
-"""Number of the row that is not UTF-8."""
-
 NAMES = ("id", "created", "channel", "subject", "body", "category", "agent")
 
 
@@ -53,11 +41,12 @@ def rows(seed: int = 0) -> list[list[str]]:
         subject = "" if number % 7 == 0 else f"Order {number}: a question, once more"
         agent = "" if number % 9 == 0 else draw.choice(("Ann", "Bob Smith"))
         when = f"2026-0{1 + number % 9}-11 09:{number % 60:02}"
-        found.append([str(9000 + number), when, draw.choice(CHANNELS), subject, body, category, agent])
-    for number in UNLABELLED:
+        channel = draw.choice(("e-mail", "phone", "chat"))  # which could be the label, too
+        found.append([str(9000 + number), when, channel, subject, body, category, agent])
+    for number in (40, 222):
         found[number][5] = " "
-    found[EMPTY][3:5] = ["", ""]
-    found[SPOILT][4] = "Où est ma commande ?"
+    found[7][3:5] = ["", ""]
+    found[137][4] = "Où est ma commande ?"  # which is not UTF-8 in the file
     return found
 
 

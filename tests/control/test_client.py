@@ -35,9 +35,10 @@ async def test_without_an_event_loop_the_answers_are_the_same(swarm: Swarm) -> N
     blocking, loop = SyncClient(path), Client(path)
     assert (await asyncio.to_thread(blocking.status)).run_id == (await loop.status()).run_id
     assert await asyncio.to_thread(blocking.digest) == await loop.digest()
+    assert ((await loop.status()).state, (await loop.digest()).core_digest) == ("idle", None), "a relay"
     assert await asyncio.to_thread(blocking.every_feed) == await loop.every_feed() == []
     assert await asyncio.to_thread(blocking.limits) == await loop.limits()
-    with refused(Code.BAD_OPTION):
+    with refused(Code.BAD_OPTION, "a relay holds no model"):
         await asyncio.to_thread(blocking.evaluate)
     with pytest.raises(UserError, match="the node refuses: hours: '10-12' is not an interval"):
         await loop.limit({"hours": "10-12"})

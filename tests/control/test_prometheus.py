@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable
 from datetime import time
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -80,21 +79,25 @@ async def test_metrics_on_tcp_answer_there_and_nothing_else(swarm: Swarm) -> Non
         pass  # it let go of the port
 
 
+def unasked() -> Status:
+    raise AssertionError("nobody asks for metrics here")
+
+
 async def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refused(Code.PORT_IN_USE, fix="--metrics"):
-        await prometheus.serve(Told(None).status, "127.0.0.1", taken.getsockname()[1])
+        await prometheus.serve(unasked, "127.0.0.1", taken.getsockname()[1])
 
 
 async def test_an_address_that_is_not_of_this_machine_is_an_error_of_the_user() -> None:
     with refused(Code.BAD_OPTION):
-        await prometheus.serve(Told(None).status, "203.0.113.7", 0)
+        await prometheus.serve(unasked, "203.0.113.7", 0)
 
 
 async def test_metrics_on_tcp_are_not_for_pages_of_other_sites() -> None:
     """A web page may give its host name this machine's address, or send its browser here."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    close = await prometheus.serve(Told(None).status, "127.0.0.1", port)
+    close = await prometheus.serve(unasked, "127.0.0.1", port)
     url = f"http://127.0.0.1:{port}/nothing"  # past the check there is no such page
 
     async def status(**headers: str) -> int:
@@ -112,17 +115,6 @@ async def test_metrics_on_tcp_are_not_for_pages_of_other_sites() -> None:
             assert await status(Host=host) == 404, host
     finally:
         await close()
-
-
-class Told:
-    """A node that always has the same status."""
-
-    def __init__(self, status: Any) -> None:
-        self._status = status
-
-    def status(self) -> Status:
-        assert isinstance(self._status, Status)
-        return self._status
 
 
 def test_the_documented_table_is_the_code() -> None:

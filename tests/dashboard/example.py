@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from sfnode.limits import Limits
@@ -110,10 +111,7 @@ class ExampleNode:
         )  # fmt: skip
 
     async def organising(self) -> Any:
-        class Told:
-            evaluations = [*BASES, *SEALED]  # noqa: RUF012
-
-        return Told()
+        return SimpleNamespace(evaluations=[*BASES, *SEALED])
 
     async def origins(self, **_: Any) -> views.Origins:
         def origin(rank: int, key: str, name: str, *, own: bool = False) -> views.Origin:
@@ -227,11 +225,7 @@ class RewardedNode(ExampleNode):
     async def organising(self) -> Any:
         told = (await self.status()).organised
         assert told is not None
-
-        class Told:
-            evaluations = (told.health.base, told.health.latest)
-
-        return Told()
+        return SimpleNamespace(evaluations=(told.health.base, told.health.latest))
 
     async def origins(self, **_: Any) -> views.Origins:
         page = await super().origins()

@@ -26,7 +26,6 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 @pytest.fixture(scope="session")
 def run() -> Manifest:
-    """Return the run that comes with sfnode."""
     return build({"loss": "plain"})  # of which there may be a version 1
 
 

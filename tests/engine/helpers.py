@@ -126,6 +126,10 @@ def part(batch: UpdateBatch, rows: Any) -> UpdateBatch:
     return UpdateBatch(batch.epochs[rows], batch.seeds[rows], batch.scalars[rows])
 
 
+def negated(batch: UpdateBatch) -> UpdateBatch:
+    return batch._replace(scalars=-batch.scalars)
+
+
 def own_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Begin without states of other tests; models that were examined need not be so again. Returns the
     folder with the folders of states."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.subspace import PublishedBasis
@@ -19,6 +18,7 @@ from sfprotocol.decisions import Bases
 from sfprotocol.seeds import coordinates
 from tests.engine.helpers import data_file, live, part, same, trainer, updates
 from tests.engine.published import pairs, published
+from tests.engine.test_export import change
 from tests.refusals import refused
 
 EPOCHS = (0, 2, 1)
@@ -62,12 +62,10 @@ def test_an_adapter_holds_the_same_change(tmp_path: Path) -> None:
     node.apply(updates(40, EPOCHS))
     node.weights.rebuild()
     node.export(tmp_path / "lora", "lora")
-    tensors = load_file(tmp_path / "lora" / "adapter_model.safetensors")
+    found = change(tmp_path / "lora")
     for layer, weight in enumerate(live(node)):
-        name = f"base_model.model.{run.model.parsed_targets()[layer].name}"
-        change = tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]
         wanted = weight - node.loaded.base_weights.read(layer).float()
-        torch.testing.assert_close(change, wanted, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(found[node.space.targets[layer].name], wanted, rtol=1e-3, atol=1e-5)
 
 
 class Later:

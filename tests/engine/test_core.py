@@ -149,12 +149,6 @@ def test_nobody_can_write_into_a_core_that_was_handed_out() -> None:
             core.layer(epoch, 0)[0, 0] = 1
 
 
-def test_updates_of_no_scalar_leave_nothing_in_a_core() -> None:
-    batch = updates(100, epochs=range(50))
-    core = core_of(batch._replace(scalars=np.zeros_like(batch.scalars)))
-    assert core.touched() == []
-
-
 def test_a_digest_reads_again_only_what_has_changed_and_what_comes_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

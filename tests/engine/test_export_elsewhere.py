@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from sfnode.engine.export import export_model
 from sfnode.engine.trainer import Trainer
@@ -33,7 +32,8 @@ from sfnode.preparing.manifest import routes_tokens
 from tests.engine import elsewhere
 from tests.engine.elsewhere import CLASSIFIER, EXPECTED, HEADLESS, SETTINGS, logits, read
 from tests.engine.helpers import HEADED_TASK, TASK, updates
-from tests.models.families import ENCODERS
+from tests.models.families import ENCODERS, shard
+from tests.models.hostile import change
 
 OTHER = os.environ.get("SFNODE_OTHER_TRANSFORMERS")
 ROOT = Path(__file__).parents[2]
@@ -95,20 +95,10 @@ def exports(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         exported_of(run, out / f"{base.name}-trained", trained=True)
         if base.name in CAUSAL:
             exported(base, out / f"{base.name}-head", trained=True, head=True)
-    cut_up(bases / "llama", out.parent / "in-files")
-    exported(out.parent / "in-files", out / "in-files", trained=True)
+    in_files = Path(shutil.copytree(bases / "llama", out.parent / "in-files"))
+    shard(in_files)
+    exported(in_files, out / "in-files", trained=True)
     return out
-
-
-def cut_up(base: Path, out: Path) -> None:
-    """The same model in two files with an index."""
-    shutil.copytree(base, out)
-    tensors = load_file(base / "model.safetensors")
-    places = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(sorted(tensors))}
-    for file in set(places.values()):
-        save_file({n: t for n, t in tensors.items() if places[n] == file}, out / file, {"format": "pt"})
-    (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    (out / "model.safetensors").unlink()
 
 
 def other(*arguments: str) -> str:
@@ -166,7 +156,7 @@ def test_a_key_that_this_version_does_not_know_stays_and_one_that_names_code_doe
 ) -> None:
     base = Path(shutil.copytree(bases / "opt", tmp_path / "opt"))
     more = {"of_another_version": [1], "auto_map": {"AutoConfig": "own.Own"}, "_name_or_path": "/home/me"}
-    (base / "config.json").write_text(json.dumps(settings(base) | more))
+    change(base / "config.json", **more)
     assert changed(base, exported(base, tmp_path / "out")) == {"auto_map", "_name_or_path"}
 
 
@@ -188,7 +178,7 @@ def test_a_base_of_version_4_keeps_its_own_names_alone(bases: Path, exports: Pat
 
 def test_a_base_that_a_later_version_has_written_is_refused(bases: Path, tmp_path: Path) -> None:
     base = Path(shutil.copytree(bases / "llama", tmp_path / "llama"))
-    (base / "config.json").write_text(json.dumps(settings(base) | {"transformers_version": "9.1.0"}))
+    change(base / "config.json", transformers_version="9.1.0")
     with pytest.raises(UserError, match="a later version of transformers"):
         loader.describe(str(base), "")
 

@@ -73,17 +73,6 @@ def moved(run: Trainer, values: tuple[int, ...], rate: RateFrom) -> None:
     run.apply(UpdateBatch(np.zeros(1, np.int64), np.zeros(1, np.uint64), weighed))
 
 
-def test_steps_lower_the_loss(tmp_path: Path) -> None:
-    run = first_order("llama", tmp_path)
-    with trainer(run, data_file(tmp_path), bases=tmp_path) as node:
-        rate = RateFrom(0, RATE_ONE // 4, limit=1000)
-        before = node.gradients(SEEDS[:1], 0)[0].loss
-        for _ in range(5):
-            moved(node, node.step(SEEDS[:1], 0, rate).scalars[0], rate)
-            node.rebuild()
-        assert node.gradients(SEEDS[:1], 0)[0].loss < before - 0.01
-
-
 def test_a_step_moves_the_weights_by_its_rate_times_its_gradient(tmp_path: Path) -> None:
     run = first_order("llama", tmp_path, scalar_bits=16, scalar_limit=32_767)
     with trainer(run, data_file(tmp_path), bases=tmp_path) as node:

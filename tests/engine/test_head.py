@@ -34,6 +34,7 @@ from sfprotocol.seeds import BASIS_ONE, BIAS, contrasts, scaled_signs, update_se
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, model_folder, own_states, trainer
 
 SEEDS = update_seeds(5, 0, 6).tolist()
+FEATURES = features_text([(24, 100)] * 16)
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +45,7 @@ def no_states_of_other_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def headed(
     family: str, task: Any = HEADED_TASK, rows: str = "", folder: Path | None = None, **numbers: Any
 ) -> Manifest:
-    module = (
-        "classifier" if family in ("bert",) else "classifier.out_proj" if family == "roberta" else "score"
-    )
+    module = {"bert": "classifier", "roberta": "classifier.out_proj"}.get(family, "score")
     described = loader.describe(str(folder or model_folder(family)), "", Selection((module,)), 2)
     return Manifest(
         name="head",
@@ -61,6 +60,12 @@ def headed(
 
 def running(family: str, tmp_path: Path, dtype: str = "float32", **others: Any) -> Trainer:
     return trainer(headed(family, **others), data_file(tmp_path), dtype=dtype)
+
+
+def measured(tmp_path: Path, **numbers: Any) -> Trainer:
+    """A run that is measured on the rows that it trains on."""
+    file = data_file(tmp_path)
+    return trainer(headed("llama", rows=str(file), **numbers), file)
 
 
 def moved(run: Trainer) -> Trainer:
@@ -88,8 +93,7 @@ def test_slopes_are_those_of_the_whole_model(family: str, dtype: str, tmp_path: 
 
 
 def test_each_text_goes_through_the_model_once_whatever_is_asked(tmp_path: Path) -> None:
-    file = str(data_file(tmp_path))
-    run = trainer(headed("llama", rows=file), Path(file))
+    run = measured(tmp_path)
     assert run.loaded.kept
     before = run.loaded.kept.forwards  # of the check of its targets
     for number in range(3):
@@ -100,8 +104,7 @@ def test_each_text_goes_through_the_model_once_whatever_is_asked(tmp_path: Path)
 
 
 def test_an_evaluation_from_kept_states_is_that_of_the_whole_model(tmp_path: Path) -> None:
-    file = str(data_file(tmp_path))
-    run = moved(trainer(headed("llama", rows=file, rank=16, learning_rate=1e-2), Path(file)))
+    run = moved(measured(tmp_path, rank=16, learning_rate=1e-2))
     found = run.evaluate()
     bare, places = replace(run.loaded, kept=None), run.run_rows.places
     again = Trainer(run.manifest, bare, [], core=run.core, places=places)
@@ -182,8 +185,7 @@ def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> No
 
 
 def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path: Path) -> None:
-    file = str(data_file(tmp_path))
-    run = trainer(headed("llama", rows=file, epsilon=0.5), Path(file))
+    run = measured(tmp_path, epsilon=0.5)
     found, sample = trial.of_head(run, {"epsilon"}, lambda done, total: None)
     assert found.keys() == {"basis", "features", "learning_rate", "scalar_delta"}
     training = Training(**run.manifest.training.model_dump() | found)
@@ -205,13 +207,7 @@ def test_features_that_do_not_fit_are_refused(features: str, told: str) -> None:
 
 
 def test_the_export_gives_a_plain_pipeline_the_probabilities_of_the_run(tmp_path: Path) -> None:
-    file = data_file(tmp_path)
-    features = features_text([(24, 100)] * 16)
-    run = moved(
-        trainer(
-            headed("llama", rows=str(file), basis="features", features=features, learning_rate=1e-3), file
-        )
-    )
+    run = moved(measured(tmp_path, basis="features", features=FEATURES, learning_rate=1e-3))
     run.export(tmp_path / "out")
     texts = [row["sentence"] for row in ROWS]
     for size in (1, 3):
@@ -226,11 +222,7 @@ def test_the_export_gives_a_plain_pipeline_the_probabilities_of_the_run(tmp_path
 
 
 def test_a_fork_may_go_on_with_the_body_on_the_head_that_was_learnt(tmp_path: Path) -> None:
-    file = data_file(tmp_path)
-    table = features_text([(24, 100)] * 16)
-    run = moved(
-        trainer(headed("llama", rows=str(file), basis="features", features=table, learning_rate=1e-3), file)
-    )
+    run = moved(measured(tmp_path, basis="features", features=FEATURES, learning_rate=1e-3))
     run.export(tmp_path / "out")
     parent = Parent(run_id="12" * 32, epoch=0, digest="34" * 32)
     own = unsuited(run.manifest.training) | {"target_modules": ("q_proj",)} | RunKeys.generate().options()
@@ -238,7 +230,7 @@ def test_a_fork_may_go_on_with_the_body_on_the_head_that_was_learnt(tmp_path: Pa
     fork = forked(old, parent, tmp_path / "out", own | {"votes": 1})
     assert (fork.training.basis, fork.training.features, fork.training.batch_size) == ("random", "", 4)
     assert fork.task == run.manifest.task
-    with trainer(fork, file, model_override=tmp_path / "out") as body:
+    with trainer(fork, data_file(tmp_path), model_override=tmp_path / "out") as body:
         assert body.loaded.kept is None
         assert torch.equal(body.loaded.model.score.weight, run.loaded.model.score.weight)
         assert body.evaluate().loss == pytest.approx(run.evaluate().loss, abs=1e-5)

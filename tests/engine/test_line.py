@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sfnode.engine.core import UpdateBatch
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_batches, line_rows
 from sfnode.engine.trainer import Trainer
@@ -19,16 +18,12 @@ from sfnode.organising.evaluation.line_search import AMOUNTS, LineSearch
 from tests.engine.helpers import EVERYTHING, ROWS, TASK, data_file, manifest, trainer, updates
 
 
-def scaled(batch: UpdateBatch, by: int) -> UpdateBatch:
-    return UpdateBatch(batch.epochs, batch.seeds, batch.scalars * by)
-
-
 def moved(run: Manifest, by: int) -> Trainer:
     """A trainer whose weights were rebuilt with some updates, and with others `by` times."""
     other = trainer(run)
     other.apply(updates(30, (0, 1)))
-    if by:
-        other.apply(scaled(updates(60, (0, 1, 2)), by))
+    more = updates(60, (0, 1, 2))
+    other.apply(more._replace(scalars=more.scalars * by))
     other.weights.rebuild()
     return other
 

@@ -18,7 +18,7 @@ from sfnode.models.cuts import hidden
 from sfnode.models.quantized import QuantisedLinear
 from sfnode.models.targets import Form, Selection, blocks_of, view
 from sfnode.tasks.encoding import Encoded, encode
-from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer, whole_gradients
+from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, same, trainer, weights, whole_gradients
 from tests.engine.test_estimator import loss
 from tests.refusals import refused
 
@@ -219,11 +219,9 @@ def test_targets_that_are_no_linear_layers_get_signs() -> None:
 
 def test_a_model_is_as_it_was_afterwards() -> None:
     run = trainer(manifest("opt"))
-    before = run.loaded.model.state_dict()
-    before = {name: tensor.clone() for name, tensor in before.items()}
+    before = weights(run)
     making_bases.gradients(run.loaded, batches(run), NUMBERS)
-    after = run.loaded.model.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(before, weights(run))
     assert not any(parameter.requires_grad for parameter in run.loaded.model.parameters())
     assert all(parameter.grad is None for parameter in run.loaded.model.parameters())
 
@@ -236,10 +234,8 @@ def test_gradients_of_quantised_weights_have_the_directions_of_those_that_they_s
     found, wanted = (making_bases.gradients(one.loaded, batches(one), NUMBERS) for one in (narrow, run))
     for pair, expected in zip(found.pairs, wanted.pairs, strict=True):
         for side, exact in zip(pair, expected, strict=True):
-            cosines = (side.astype(float) * exact).sum(0)
-            cosines /= np.linalg.norm(side.astype(float), axis=0) * np.linalg.norm(
-                exact.astype(float), axis=0
-            )
+            one, other = side.astype(float), exact.astype(float)
+            cosines = (one * other).sum(0) / np.linalg.norm(one, axis=0) / np.linalg.norm(other, axis=0)
             assert np.abs(cosines).min() > 0.98
 
 

@@ -98,23 +98,6 @@ def test_many_small_folds_lead_where_one_rebuild_leads(family: str) -> None:
     assert_close(live(run), written_weights(run))
 
 
-def test_a_late_update_of_an_old_epoch_lands_with_that_epochs_basis_and_rate() -> None:
-    run, _ = live_trainer("opt")
-    feed(run, [updates(20, (4,)), updates(1, (0,), key=99)], follow=True)
-    assert_close(live(run), written_weights(run))
-
-
-def test_rebuilt_weights_depend_to_the_bit_on_the_updates_and_not_on_their_order() -> None:
-    batch = updates(90, EPOCHS)
-    (one, _), (other, _) = live_trainer("gpt2"), live_trainer("gpt2")
-    feed(one, [part(batch, slice(n, n + 1)) for n in range(90)], follow=True)
-    feed(other, [part(batch, slice(None, None, -1))], follow=False)
-    for run in (one, other):
-        run.weights.rebuild()
-    assert one.core.digest() == other.core.digest()
-    assert same(live(one), live(other))
-
-
 def test_an_epoch_that_begins_brings_rebuilds_that_undo_rounding_one_target_a_step() -> None:
     run, _ = live_trainer("opt")
     feed(run, [updates(1, (0,), key=n) for n in range(40)], follow=True)
@@ -208,19 +191,6 @@ def test_looking_at_the_base_model_leaves_the_live_one_as_it_was() -> None:
         with run.weights.at_base():
             assert same(live(run), base)
         assert_close(live(run), written_weights(run))
-
-
-def test_updates_that_are_subtracted_leave_no_trace_in_the_rebuilt_weights() -> None:
-    run, _ = live_trainer("opt")
-    kept, subtracted = updates(40, EPOCHS), updates(30, (0, 1, 1), key=2)
-    feed(run, [kept, subtracted], follow=True)
-    feed(run, [subtracted._replace(scalars=-subtracted.scalars)], follow=True)
-    run.weights.rebuild()
-    other, _ = live_trainer("opt")
-    feed(other, [kept], follow=False)
-    other.weights.rebuild()
-    assert run.core.digest() == other.core.digest()
-    assert same(weights(run), weights(other))
 
 
 def by_integers(run: Trainer, number: int) -> NDArray[np.float64]:

@@ -89,10 +89,8 @@ def test_rounding_is_a_small_part_of_what_is_measured_at_a_suitable_epsilon(dtyp
 
 
 def test_epsilon_is_that_which_half_precision_can_hold() -> None:
-    run, epsilon = (
-        trainer(manifest("opt"), dtype="bfloat16"),
-        0.02057,
-    )  # halfway between two numbers 0.6 % apart
+    run = trainer(manifest("opt"), dtype="bfloat16")
+    epsilon = 0.02057  # halfway between two numbers 0.6 % apart
     held = rounded(epsilon, run)
     assert abs(held / epsilon - 1) > 0.002
     assert measure(run, epsilon) == measure(run, held)

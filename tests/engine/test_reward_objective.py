@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate
 from sfnode.engine.line import line_to
@@ -31,9 +30,10 @@ from sfnode.tasks.encoding import encode
 from sfnode.tasks.public_files import Places
 from sfnode.tasks.verifying import score_of
 from sfprotocol.seeds import batch_rows, token_keys, update_seeds
-from tests.engine.helpers import manifest, trainer, updates
+from tests.engine.helpers import manifest, negated, part, trainer, updates
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_export import ABOUT
+from tests.engine.test_slopes import together
 from tests.refusals import refused
 
 VERIFIER: dict[str, Any] = {
@@ -213,9 +213,7 @@ def test_a_measurement_can_be_repeated_by_others(tmp_path: Path, family: str) ->
     one.apply(batch)
     one.step(SEEDS, 0)
     for place in range(19, -1, -1):
-        other.apply(
-            UpdateBatch(*(part[place : place + 1] for part in (batch.epochs, batch.seeds, batch.scalars)))
-        )
+        other.apply(part(batch, slice(place, place + 1)))
     again = one.recompute(SEEDS, 0)
     assert other.recompute(SEEDS, 0) == again
     assert one.recompute(SEEDS, 0) == again
@@ -288,18 +286,14 @@ def test_a_line_search_measures_what_answers_get_on_the_way(tmp_path: Path) -> N
 
 def test_what_updates_bring_is_told_by_the_slopes_of_drawn_answers(tmp_path: Path) -> None:
     run = judged(tmp_path, learning_rate=2e-5)
-    made = [updates(30, (0,), key=key) for key in (2, 3)]
-    made[1] = made[1]._replace(scalars=-made[1].scalars)
-    after = Core(len(run.loaded.sites), run.space.columns_of[0])
-    after.put(run.core.cores())
-    for one in made:
-        after.add(one)
+    made = [updates(30, (0,), key=2), negated(updates(30, (0,), key=3))]
+    after = together(run, made)
     said = [(one, np.ones(len(one.seeds), np.int64)) for one in made]
-    found, taken = run.shares(after.cores(), said, 16, 0)
+    found, taken = run.shares(after, said, 16, 0)
     batches = objective_of(run).batches(line_rows(TASK, ROWS), 16, 0)
     assert len(batches) == 16 / BATCH_ROWS
     assert taken in (4 * sum(batch.examples for batch in batches), 7 * sum(one.examples for one in batches))
-    line = line_to(run, after.cores())
+    line = line_to(run, after)
     losses = [line.losses([batch], [0.0, 1.0]).mean(0) for batch in batches]
     assert sum(one.worth for one in found) == pytest.approx(-np.diff(losses).mean(), rel=0.05)
     turned = objective_of(run).batches(line_rows(TASK, ROWS), 16, 1)

@@ -20,7 +20,7 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.schema.measurements import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
-from tests.engine.helpers import EVERYTHING, ROWS, TASK, trainer, updates, weights
+from tests.engine.helpers import EVERYTHING, ROWS, TASK, negated, same, trainer, updates, weights
 from tests.engine.helpers import manifest as described
 from tests.refusals import refused
 
@@ -66,17 +66,13 @@ def gain(run: Trainer, batches: list[UpdateBatch]) -> float:
     return float((losses[:, 0] - losses[:, 1]).mean())
 
 
-def opposite(batch: UpdateBatch) -> UpdateBatch:
-    return batch._replace(scalars=-batch.scalars)
-
-
 @pytest.mark.parametrize(
     ("family", "selection"),
     [("opt", DEFAULT), ("gpt2", EVERYTHING), ("llama", EVERYTHING), ("modernbert", DEFAULT)],
 )
 def test_what_all_are_worth_adds_up_to_what_the_step_does(family: str, selection: Selection) -> None:
     run = begun(family, selection)
-    helpful = ORIGINS if gain(run, ORIGINS) > 0 else [opposite(batch) for batch in ORIGINS]
+    helpful = ORIGINS if gain(run, ORIGINS) > 0 else [negated(batch) for batch in ORIGINS]
     found, wanted = shares(run, helpful), gain(run, helpful)
     worths = np.array([one.worth for one in found])
     assert worths.sum() == pytest.approx(wanted, abs=0.02 * abs(worths).max())
@@ -125,7 +121,7 @@ def test_nothing_is_written_and_no_parameter_asks_for_gradients_afterwards() -> 
     run.weights.rebuild()
     before, digest = weights(run), run.core.digest()
     shares(run, ORIGINS)
-    assert all(torch.equal(one, other) for one, other in zip(before, weights(run), strict=True))
+    assert same(before, weights(run))
     assert run.core.digest() == digest
     assert not any(parameter.requires_grad for parameter in run.loaded.model.parameters())
 

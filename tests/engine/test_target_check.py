@@ -150,10 +150,22 @@ def test_rows_that_do_not_fit_a_step_end_it_with_a_number(monkeypatch: pytest.Mo
         estimates(run.loaded, run.space.directions([1], 0), [encode(TASK, run.loaded.tokenizer, ROWS)], 1e-3)
 
 
-def test_a_deberta_is_refused_for_its_table_of_distances_and_trained_without_it(tmp_path: Path) -> None:
+def loaded(
+    folder: Path, kind: str, settings: dict[str, Any], selection: Selection = DEFAULT, like: str = "llama"
+) -> Trainer:
+    """A run on a random model of any kind that transformers has, with the tokenizer of a tiny one."""
     torch.manual_seed(7)
-    folder = tmp_path / "deberta"
-    shutil.copytree(model_folder("bert"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
+    build: Any = AutoModelForSequenceClassification if like in ENCODERS else AutoModelForCausalLM
+    task = HEADED_TASK if like in ENCODERS else TASK
+    without = shutil.ignore_patterns("model.*", "config.json")
+    shutil.copytree(model_folder(like), folder, ignore=without, dirs_exist_ok=True)
+    build.from_config(AutoConfig.for_model(kind, **settings)).save_pretrained(folder)
+    described = loader.describe(str(folder), "", selection, loader.classes(task))
+    run = Manifest(model=described, task=task, data=Data(), training=Training())
+    return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
+
+
+def test_a_deberta_is_refused_for_its_table_of_distances_and_trained_without_it(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "vocab_size": len(WORDS) + 2,
         "hidden_size": 16,
@@ -165,27 +177,10 @@ def test_a_deberta_is_refused_for_its_table_of_distances_and_trained_without_it(
         "pos_att_type": ["c2p", "p2c"],
         "pad_token_id": 0,
     }
-    build: Any = AutoModelForSequenceClassification
-    build.from_config(AutoConfig.for_model("deberta", **settings)).save_pretrained(folder)
-
-    def load(selection: Selection) -> Trainer:
-        described = loader.describe(str(folder), "", selection, len(HEADED_TASK.verbalizer))
-        run = Manifest(model=described, task=HEADED_TASK, data=Data(), training=Training())
-        return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
-
     with refused(Code.MODEL_UNSUPPORTED, "pos_proj sees 10 rows", "table of relative positions"):
-        load(DEFAULT)
-    assert load(Selection(("in_proj", "dense"))).loaded.sites
-
-
-def loaded(kind: str, folder: Path, **settings: Any) -> Trainer:
-    """A run on a random model of any kind that transformers has."""
-    torch.manual_seed(7)
-    build: Any = AutoModelForCausalLM
-    shutil.copytree(model_folder("llama"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
-    build.from_config(AutoConfig.for_model(kind, **_SHAPE | settings)).save_pretrained(folder)
-    run = Manifest(model=loader.describe(str(folder), ""), task=TASK, data=Data(), training=Training())
-    return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
+        loaded(tmp_path, "deberta", settings, like="bert")
+    without = Selection(("in_proj", "dense"))
+    assert loaded(tmp_path, "deberta", settings, without, like="bert").loaded.sites
 
 
 @pytest.mark.parametrize(
@@ -194,39 +189,29 @@ def loaded(kind: str, folder: Path, **settings: Any) -> Trainer:
 def test_of_a_mixture_of_experts_what_all_tokens_go_through_is_trained(
     kind: str, extra: set[str], tmp_path: Path
 ) -> None:
-    run = loaded(kind, tmp_path / kind, **_EXPERTS[kind])
+    run = loaded(tmp_path, kind, _SHAPE | _EXPERTS[kind])
     names = [site.target.name.removeprefix("model.layers.").split(".") for site in run.loaded.sites]
-    assert {parts[-1] for parts in names if parts[1] == "self_attn"} == {
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-    }
+    of_attention = {parts[-1] for parts in names if parts[1] == "self_attn"}
+    assert of_attention == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert {parts[2] for parts in names if parts[1] == "mlp"} == extra | {f"{name}_gate" for name in extra}
 
 
 def seeing(folder: Path, selection: Selection) -> Trainer:
     """A run on a model that sees images, too; its configuration has no vocabulary, but that for text has."""
-    torch.manual_seed(7)
-    build: Any = AutoModelForCausalLM
-    shutil.copytree(model_folder("llama"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
     sight = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     sight |= {"image_size": 28, "patch_size": 14, "vision_use_head": False}
     text = _SHAPE | {"head_dim": 4, "query_pre_attn_scalar": 4}
-    settings = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=4)
-    build.from_config(settings).save_pretrained(folder)
-    described = loader.describe(str(folder), "", selection)
-    run = Manifest(model=described, task=TASK, data=Data(), training=Training())
-    return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
+    settings = {"text_config": text, "vision_config": sight, "mm_tokens_per_image": 4}
+    return loaded(folder, "gemma3", settings, selection)
 
 
 def test_what_a_model_sees_with_is_never_called_for_a_text_and_refused_by_name(tmp_path: Path) -> None:
     with refused(Code.MODEL_UNSUPPORTED, "vision_tower.encoder.layers.0.self_attn.k_proj is never called"):
-        seeing(tmp_path / "gemma3", DEFAULT)
+        seeing(tmp_path, DEFAULT)
 
 
 def test_the_part_for_text_of_a_model_that_sees_is_trained_and_measured_and_writes(tmp_path: Path) -> None:
-    run = seeing(tmp_path / "gemma3", Selection((r"model\.language_model\..*_proj",)))
+    run = seeing(tmp_path, Selection((r"model\.language_model\..*_proj",)))
     assert len(run.loaded.sites) == 2 * 7
     batch = encode(TASK, run.loaded.tokenizer, ROWS)
     (found,) = estimates(run.loaded, run.space.directions([1], 0), [batch], 1e-3)
@@ -237,7 +222,7 @@ def test_the_part_for_text_of_a_model_that_sees_is_trained_and_measured_and_writ
 
 def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(tmp_path: Path) -> None:
     with refused(Code.MODEL_UNSUPPORTED, "layers.0.mixer.dt_proj is never called as a layer"):
-        loaded("mamba", tmp_path / "mamba")
+        loaded(tmp_path, "mamba", _SHAPE)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -7,21 +7,19 @@ the same bytes. The seeds (valid encodings) and their mutations are here, too.
 from __future__ import annotations
 
 import hashlib
-import json
 import tracemalloc
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import msgpack
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.store import records
+from sfnode.store import segment_encoding
 from sfnode.store.disk_errors import BrokenRowError
 from sfnode.transport.roster import pack_record, read_record
 from sfprotocol import decisions, invitation, model_listing, wire_codec
@@ -30,8 +28,7 @@ from sfprotocol.messages import Form, Segment
 from sfprotocol.wire_codec import MAX_FRAME
 from tests.fuzz.choices import Choices
 from tests.fuzz.stories import SAGAS
-
-VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
+from tests.protocol.vectors.plain import load
 
 MOST_MEMORY = 144 * MAX_FRAME
 """Maximum memory, in bytes, that decoding may take. MessagePack nests arrays up to 1,024 deep, and each may
@@ -68,12 +65,12 @@ def of_rows(data: bytes) -> None:
     """Decode a row of the log, as it is and with a valid checksum."""
     feed, key = SAGAS[0].feed, SAGAS[0].key
     with suppress(BrokenRowError):
-        records.decode(feed, key, 0, zlib.crc32(data[4:]).to_bytes(4, "little") + data[4:])
+        segment_encoding.decode(feed, key, 0, zlib.crc32(data[4:]).to_bytes(4, "little") + data[4:])
     try:
-        record = records.decode(feed, key, 0, data)
+        record = segment_encoding.decode(feed, key, 0, data)
     except BrokenRowError:
         return
-    assert records.encode(record.segment, record.chain) == data
+    assert segment_encoding.encode(record.segment, record.chain) == data
 
 
 def of_manifest(data: bytes) -> None:
@@ -146,21 +143,21 @@ def frugal(decoder: Decoder, data: bytes) -> None:
 def seeds(name: str) -> list[bytes]:
     """Return valid encodings for the decoder of this name."""
     if name == "codec":
-        vectors = json.loads((VECTORS / "codec.json").read_text(encoding="utf-8"))
+        vectors = load("codec.json")
         return [
             bytes.fromhex(vector["encoding"]) for vector in [*vectors["valid"], *_first_order("segments")]
         ]
     if name == "decision":
-        vectors = json.loads((VECTORS / "organised.json").read_text(encoding="utf-8"))
+        vectors = load("organised.json")
         told = [*vectors["decisions"], *_first_order("decisions")]
         return [bytes.fromhex(vector["encoding"]) for vector in told]
     if name == "manifest":
-        vectors = json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))
+        vectors = load("manifest.json")
         return [bytes.fromhex(vector["canonical"]) for vector in (vectors, *vectors["version 2"])]
     if name == "listing":
-        return [bytes.fromhex(json.loads((VECTORS / "sharing.json").read_text(encoding="utf-8"))["listing"])]
+        return [bytes.fromhex(load("sharing.json")["listing"])]
     if name == "invitation":
-        vectors = json.loads((VECTORS / "invitations.json").read_text(encoding="utf-8"))
+        vectors = load("invitations.json")
         links = [vector["link"].removeprefix(invitation.SCHEME) for vector in vectors["valid"]]
         return [urlsafe_b64decode(link + "=" * (-len(link) % 4))[:-4] for link in links]
     if name == "roster":
@@ -170,11 +167,11 @@ def seeds(name: str) -> list[bytes]:
     for vector in _first_order("segments"):
         read = wire_codec.decode(bytes.fromhex(vector["encoding"]), vector["scalar_bytes"], vector["cells"])
         segments.append(cast(Segment, read))
-    return [records.encode(segment, bytes(32)) for segment in segments]
+    return [segment_encoding.encode(segment, bytes(32)) for segment in segments]
 
 
 def _first_order(what: str) -> list[Any]:
-    found: list[Any] = json.loads((VECTORS / "first_order.json").read_text(encoding="utf-8"))[what]
+    found: list[Any] = load("first_order.json")[what]
     return found
 
 

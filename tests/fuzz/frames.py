@@ -5,15 +5,14 @@ Unlike in `steps`, no messages are composed, so a coverage-guided fuzzer control
 
 from __future__ import annotations
 
-import json
-
 from sfprotocol import wire_codec
 from sfprotocol.messages import OLDEST_VERSION, Claim, Hello, Message, Summary
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.fuzz.arena import Arena
-from tests.fuzz.decoders import VECTORS, seeds
+from tests.fuzz.decoders import seeds
 from tests.fuzz.stories import RUN, SAGAS
+from tests.protocol.vectors.plain import load
 
 MAX_FRAMES = 64
 
@@ -55,7 +54,7 @@ def conversations() -> list[bytes]:
     """Return the seeds: every vector after a greeting, recorded conversations, and a fork with its proof."""
     hello, names = (wire_codec.encode(message) for message in greeting())
     said = [stream_of(hello, names, frame) for frame in seeds("codec")]
-    recorded = json.loads((VECTORS / "flood.json").read_text(encoding="utf-8"))
+    recorded = load("flood.json")
     frames = [bytes.fromhex(frame) for frame in _frames(recorded)]
     story: list[Message] = [SAGAS[0].segment(0, 0, 12), SAGAS[0].segment(2, 0, 12), SAGAS[0].fork(2, 2)]
     return [*said, stream_of(*frames), stream_of(hello, names, *map(wire_codec.encode, story))]

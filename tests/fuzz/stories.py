@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from sfprotocol.fields import Values
 from sfprotocol.messages import Branch, Card, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.seeds import feed_key
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import card_message, extend, genesis, head_message
+from tests.protocol.feeds import origin_of
+from tests.protocol.feeds import signing_key as key_of
 
 CELLS = int(os.environ.get("SFNODE_FUZZ_CELLS", "0"))
 """Number of scalars of an update; 0: one along a direction. Otherwise courses are those of a first-order
@@ -43,16 +43,6 @@ def saying(scalar: int, cells: int = CELLS) -> Values:
 
 
 Parts = tuple[EpochScalars, ...]
-
-
-@cache
-def key_of(name: str) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
-
-
-@cache
-def origin_of(name: str) -> bytes:
-    return key_of(name).public_key().public_bytes_raw()
 
 
 def flat(parts: Sequence[EpochScalars]) -> list[Told]:

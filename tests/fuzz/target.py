@@ -53,7 +53,8 @@ def with_atheris(name: str, seconds: int) -> None:
     """Run atheris, which ends the process, with a status other than 0 after a failure."""
     import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-    with atheris.instrument_imports(include=["sfprotocol", "sfnode.manifest", "sfnode.store.records"]):
+    decoders = ["sfprotocol", "sfnode.manifest", "sfnode.store.segment_encoding"]
+    with atheris.instrument_imports(include=decoders):
         target, seeds = targets()[name]
     FAILURES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sfnode-fuzz-") as corpus:

@@ -28,6 +28,7 @@ from tests.refusals import fails_with, refused
 from tests.store.folders import Folder, joined, organised
 
 RUN = organised(manifest("carried", update_budget=1000, scalar_limit=1000))
+OPEN = manifest("open", update_budget=1000, scalar_limit=1000)
 
 TARGETS = RUN.model.parsed_targets()
 
@@ -35,6 +36,14 @@ TARGETS = RUN.model.parsed_targets()
 def carried(folder: Folder, file: Path) -> Path:
     archive.write(folder.manifest, folder.log, folder.layout.bases, file, "0")
     return file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    with Folder(tmp_path / "origin", RUN, "a", organises=True) as a:
+        a.admit("a")
+        a.make(5)
+        return carried(a, tmp_path / "file")
 
 
 def files(folder: Path) -> list[str]:
@@ -71,21 +80,16 @@ def test_two_folders_train_apart_and_end_with_one_model(tmp_path: Path) -> None:
     assert take_in(third, there).new_updates == 0  # once more changes nothing
 
 
-def test_a_new_folder_goes_on_with_a_feed_of_its_own(tmp_path: Path) -> None:
-    with Folder(tmp_path / "here", RUN, "a", organises=True) as a:
-        a.admit("a")
-        a.make(5)
-        file = carried(a, tmp_path / "file")
+def test_a_new_folder_goes_on_with_a_feed_of_its_own(file: Path, tmp_path: Path) -> None:
     take_in(file, tmp_path / "deep" / "there")
     assert files(tmp_path / "deep" / "there") == ["lock", "run.toml", "updates.sqlite"]
     assert files(tmp_path / "deep") == ["there", "there/lock", "there/run.toml", "there/updates.sqlite"]
 
 
 def test_an_open_run_is_carried_as_well(tmp_path: Path) -> None:
-    run = manifest("open", update_budget=1000, scalar_limit=1000)
-    with Folder(tmp_path / "here", run) as here, Folder(tmp_path / "there", run) as there:
-        here.log.append([record(run, "a", [1, 2, 3]), record(run, "b", [4] * 50)])
-        there.log.append([record(run, "a", [1, 2, 3]), record(run, "c", [5] * 600)])
+    with Folder(tmp_path / "here", OPEN) as here, Folder(tmp_path / "there", OPEN) as there:
+        here.log.append([record(OPEN, "a", [1, 2, 3]), record(OPEN, "b", [4] * 50)])
+        there.log.append([record(OPEN, "a", [1, 2, 3]), record(OPEN, "c", [5] * 600)])
         file = carried(here, tmp_path / "file")
     result = take_in(file, tmp_path / "there")
     assert (result.new_updates, result.updates, result.sealed) == (50, 653, None)
@@ -115,32 +119,30 @@ def test_of_a_fork_the_sealed_history_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_fork_of_an_open_run_is_cut_for_all_and_its_proof_goes_along(tmp_path: Path) -> None:
-    run = manifest("open", update_budget=1000, scalar_limit=1000)
-    with Folder(tmp_path / "here", run) as here, Folder(tmp_path / "there", run) as there:
-        here.log.append([record(run, "a", [1, 2, 3]), record(run, "b", [4] * 5)])
-        there.log.append([record(run, "a", [1, 2, 4])])
-        one, other = exchange(run.parameters(), here.log, there.log)
+    with Folder(tmp_path / "here", OPEN) as here, Folder(tmp_path / "there", OPEN) as there:
+        here.log.append([record(OPEN, "a", [1, 2, 3]), record(OPEN, "b", [4] * 5)])
+        there.log.append([record(OPEN, "a", [1, 2, 4])])
+        one, other = exchange(OPEN.parameters(), here.log, there.log)
         assert one.frontier.digest() == other.frontier.digest()
         assert [(cut.feed.origin, cut.at) for cut in there.log.cuts()] == [(origin_of("a"), 2)]
         file = carried(there, tmp_path / "file")
     result = take_in(file, tmp_path / "new")
     assert (result.updates, result.same) == (2 + 5, True)
-    with Folder(tmp_path / "new", run) as new:
+    with Folder(tmp_path / "new", OPEN) as new:
         assert [cut.at for cut in new.log.cuts()] == [2]
 
 
 def test_names_go_along_if_their_origin_has_signed_them(tmp_path: Path) -> None:
-    run = manifest("open", update_budget=1000, scalar_limit=1000)
-    with Folder(tmp_path / "here", run) as here:
+    with Folder(tmp_path / "here", OPEN) as here:
         for name, signer in (("a", "a"), ("b", "a")):
-            said = record(run, name, [1, 2, 3])
+            said = record(OPEN, name, [1, 2, 3])
             card = Card(said.feed, 3, f"node {name}", "", bytes(64))
-            signature = signing_key(signer).sign(card_message(run.run_id, card))
+            signature = signing_key(signer).sign(card_message(OPEN.run_id, card))
             frame = wire_codec.encode(replace(card, signature=signature), 2)
             here.log.append([said], cards=[CardRecord(said.feed, frame)])
         file = carried(here, tmp_path / "file")
     take_in(file, tmp_path / "new")
-    with Folder(tmp_path / "new", run) as new:
+    with Folder(tmp_path / "new", OPEN) as new:
         assert [card.feed.origin for card in new.log.cards()] == [origin_of("a")]
 
 
@@ -204,14 +206,6 @@ def test_a_folder_that_has_let_go_of_its_beginning_takes_what_comes_after(tmp_pa
 
 
 # -- what is refused -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    with Folder(tmp_path / "origin", RUN, "a", organises=True) as a:
-        a.admit("a")
-        a.make(5)
-        return carried(a, tmp_path / "file")
 
 
 def test_an_archive_of_another_run_changes_nothing(file: Path, tmp_path: Path) -> None:

@@ -50,11 +50,6 @@ def test_a_run_of_scalars_says_nothing_of_it_and_stays_of_version_3() -> None:
     assert b"norm_limit" not in plain.canonical()
 
 
-def test_both_forms_of_a_manifest_say_the_same() -> None:
-    run = Manifest.model_validate(fields("a:3x10", "b:3x5"))
-    assert Manifest.from_canonical(run.canonical(), "it") == run
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -80,9 +75,8 @@ def test_runs_that_are_refused(wrong: dict[str, Any], why: str) -> None:
 
 
 def test_runs_at_the_bounds_are_runs() -> None:
-    assert (
-        Manifest.model_validate(fields("a:128x128", training={"rank": 128})).parameters().form.width == 16_384
-    )
+    widest = Manifest.model_validate(fields("a:128x128", training={"rank": 128}))
+    assert widest.parameters().form.width == 16_384
     assert Manifest.model_validate(fields(organised={"quota": (1 << 27) // 1344}))
     assert Manifest.model_validate(fields(training={"epoch_updates": (1 << 26) // 1344}))
 

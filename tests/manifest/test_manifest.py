@@ -13,12 +13,23 @@ from sfnode.manifest import MAX_CORE_BYTES, MAX_CORES_BYTES, MAX_DESCRIPTION, Ma
 from sfnode.manifest.sections import sorted_keys
 from sfprotocol.messages import PROTOCOL_VERSION
 from tests.manifest.fields import FIELDS, PARENT, REWARD, changed, organised
+from tests.manifest.test_first_order import fields as first_order
 from tests.refusals import fails_with, refused
 
+NUMBERS = {"kind": "json", "satisfies": {"enum": [1, 10**30], "maximum": 2}}
+WHOLE = {"weight": 1, "verifier": {"kind": "boxed", "then": NUMBERS}}
+WRITTEN = {"verifier": {"kind": "sum", "terms": [WHOLE]}, "temperature": 1, "stop": ["\r\n", '"""\n']}
+RUNS = {
+    **{repr(end): changed("task", template="{text}" + end) for end in ("", "\nIt was", "\r\nIt was")},
+    "rewards": FIELDS | {"task": REWARD | WRITTEN},
+    "first-order": first_order("a:3x10", "b:3x5"),
+    "version 1": FIELDS | {"protocol": 1},
+}
 
-@pytest.mark.parametrize("template", ["{text}", "{text}\nIt was", "{text}\r\nIt was"])
-def test_both_forms_of_a_manifest_name_the_same_run(tmp_path: Path, template: str) -> None:
-    manifest = Manifest.model_validate(changed("task", template=template))
+
+@pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS)
+def test_both_forms_of_a_manifest_name_the_same_run(tmp_path: Path, fields: dict[str, Any]) -> None:
+    manifest = Manifest.model_validate(fields)
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     assert Manifest.from_toml(tmp_path / "run.toml").run_id == manifest.run_id
     assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
@@ -36,12 +47,6 @@ def test_a_newer_protocol_asks_for_an_upgrade(tmp_path: Path) -> None:
     path.write_text(f"protocol = {PROTOCOL_VERSION + 1}\nsomething_new = true\n")
     with refused(Code.NEWER_PROTOCOL, f"speaks protocol {PROTOCOL_VERSION + 1}"):
         Manifest.from_toml(path)
-
-
-def version_1() -> dict[str, Any]:
-    fields = Manifest.model_validate(FIELDS | {"protocol": 1}).fields()
-    assert not {"organised", "extensions"} & set(fields)
-    return fields
 
 
 def test_a_new_run_is_of_version_3_and_open() -> None:
@@ -92,11 +97,9 @@ def test_an_extension_has_one_form(extension: dict[str, str]) -> None:
         Manifest.model_validate(FIELDS | {"extensions": extension})
 
 
-def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version_2(tmp_path: Path) -> None:
-    manifest = Manifest.model_validate(version_1())
-    assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
-    (tmp_path / "run.toml").write_text(manifest.to_toml())
-    assert Manifest.from_toml(tmp_path / "run.toml").run_id == manifest.run_id
+def test_a_manifest_of_version_1_is_written_without_the_keys_of_version_2() -> None:
+    manifest = Manifest.model_validate(FIELDS | {"protocol": 1})
+    assert not {"organised", "extensions"} & set(manifest.fields())
     assert "validation" not in manifest.to_toml()
 
 
@@ -126,7 +129,7 @@ def test_a_manifest_of_version_1_has_nothing_of_version_2(fields: dict[str, Any]
 def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() -> None:
     assert Manifest.model_validate(FIELDS).current("run.toml")
     with pytest.raises(UserError, match="no protection") as caught:
-        Manifest.model_validate(version_1()).current("run.toml")
+        Manifest.model_validate(FIELDS | {"protocol": 1}).current("run.toml")
     assert caught.value.code is Code.OLDER_PROTOCOL
     assert "sfnode init" in caught.value.fix
     assert "sfnode export" in caught.value.fix

@@ -20,7 +20,7 @@ from sfnode.manifest.training import (
     Training,
     units_of,
 )
-from tests.manifest.fields import FIELDS, changed, organised
+from tests.manifest.fields import FIELDS, REWARD, changed, organised
 from tests.refusals import refused
 
 
@@ -30,17 +30,13 @@ from tests.refusals import refused
         {"rank": 24},
         {"scalar_delta": float("inf")},
         {"scalar_delta": float("nan")},
-        {"epsilon": 1e-300},
-        {"epsilon": 5e-324},
         {"epsilon": LEAST_EPSILON * 0.99},
         {"epsilon": 1.01},
         {"epsilons": {"bfloat16": LEAST_EPSILON * 0.99}},
         {"epsilons": {"float16": 1.01}},
         {"epsilons": {"float32": 1e-3}},
         {"scalar_delta": LEAST_DELTA * 0.99},
-        {"scalar_delta": 5e-324},
         {"scalar_delta": MOST_DELTA * 1.01},
-        {"scalar_delta": 1e300},
         {"learning_rate": 5e-324},
         {"learning_rate": 1e-30, "scalar_delta": 2.0**-36},
         {"scalar_bits": 8, "scalar_limit": 128},
@@ -101,17 +97,9 @@ def test_an_update_takes_as_many_forwards_as_its_points_have_rows() -> None:
     assert Manifest.model_validate(changed("training", batch_size=6, group=8)).update_forwards == 6
 
 
-REWARDED: dict[str, Any] = {
-    "kind": "reward",
-    "template": "{text}",
-    "answer_tokens": 8,
-    "verifier": {"kind": "length", "most": 9},
-}
-
-
 def test_an_update_of_rewards_takes_the_answers_that_could_be_written_meanwhile() -> None:
     run = Manifest.model_validate(changed("training", batch_size=6, group=8))
-    rewarded = run.model_copy(update={"task": Task(**REWARDED)})
+    rewarded = run.model_copy(update={"task": Task(**REWARD)})
     assert rewarded.update_forwards == (24 + 3 * 24 * READING) / 8
 
 

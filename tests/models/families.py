@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import json
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
@@ -107,6 +109,18 @@ def model_folder(family: str) -> Path:
     random_model(family).save_pretrained(folder)
     tokenizer(family).save_pretrained(folder)
     return folder
+
+
+def shard(folder: Path) -> None:
+    """Put the tensors of a model into two files with an index."""
+    whole = folder / "model.safetensors"
+    tensors = load_file(whole)
+    files = {name: f"model-{1 + n % 2:05}-of-00002.safetensors" for n, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        some = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        save_file(some, folder / file, {"format": "pt"})
+    (folder / f"{whole.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    whole.unlink()
 
 
 def random_model(family: str) -> Any:

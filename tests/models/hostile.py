@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,19 @@ def copy(folder: Path, family: str = "opt") -> Path:
 
 def configured(folder: Path, **settings: Any) -> Path:
     """A copy with these keys in its configuration."""
-    return _changed(copy(folder), "config.json", lambda found: found | settings)
+    return change(copy(folder) / "config.json", **settings)
 
 
 def tokenizer(folder: Path, **parts: Any) -> Path:
     """A copy with these parts in its tokenizer."""
-    return _changed(copy(folder), "tokenizer.json", lambda found: found | parts)
+    return change(copy(folder) / "tokenizer.json", **parts)
 
 
-def _changed(model: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
-    file = model / name
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    return model
+def change(file: Path, **settings: Any) -> Path:
+    """Set these keys in a JSON file; return its folder."""
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(before | settings))
+    return file.parent
 
 
 def replace(content: str, **pattern: str) -> dict[str, Any]:

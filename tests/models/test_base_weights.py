@@ -33,12 +33,6 @@ from tests.refusals import refused
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the OPT model to spoil."""
-    return Path(shutil.copytree(model_folder("opt"), tmp_path / "copy"))
-
-
 def stored(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.models.model_files import broken
 from sfnode.preparing.manifest import build
-from tests.engine.helpers import model_folder
+from tests.models import hostile
+from tests.models.hostile import change
 from tests.refusals import refusal
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Callable[[str], Path]:
-    return lambda family: Path(shutil.copytree(model_folder(family), tmp_path / family))
+    return lambda family: hostile.copy(tmp_path / family, family)
 
 
 @pytest.fixture
@@ -57,19 +57,13 @@ def run_of(tmp_path: Path) -> Callable[..., Manifest]:
     return built
 
 
-def change(folder: Path, file: str = "config.json", **settings: Any) -> Path:
-    known = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
-    (folder / file).write_text(json.dumps(known | settings))
-    return folder
-
-
 # -- a classifier's own classes --------------------------------------------------------------------------
 
 
 def test_the_names_of_a_classifiers_classes_are_matched_to_the_labels(
     copied: Callable[[str], Path], run_of: Callable[..., Manifest], tmp_path: Path
 ) -> None:
-    base = change(copied("bert"), id2label={"0": "POSITIVE", "1": "NEGATIVE"})
+    base = change(copied("bert") / "config.json", id2label={"0": "POSITIVE", "1": "NEGATIVE"})
     (tmp_path / "run.toml").write_text(run_of(base).to_toml())
     run = Manifest.from_toml(tmp_path / "run.toml")
     assert (list(run.task.verbalizer), run.model.outputs) == (["negative", "positive"], (1, 0))
@@ -91,7 +85,7 @@ def test_classes_without_names_are_matched_to_labels_that_are_their_numbers(
 def test_a_run_of_before_has_the_outputs_in_their_own_order(
     copied: Callable[[str], Path], run_of: Callable[..., Manifest]
 ) -> None:
-    base = change(copied("bert"), id2label={"0": "POSITIVE", "1": "NEGATIVE"})
+    base = change(copied("bert") / "config.json", id2label={"0": "POSITIVE", "1": "NEGATIVE"})
     run = run_of(base)
     old = run.model_copy(update={"model": run.model.model_copy(update={"outputs": ()})})
     assert "outputs" not in old.fields()["model"]
@@ -103,7 +97,7 @@ def test_a_run_of_before_has_the_outputs_in_their_own_order(
 def test_the_head_of_a_classifier_of_other_classes_begins_anew_and_init_says_so(
     family: str, copied: Callable[[str], Path], run_of: Callable[..., Manifest]
 ) -> None:
-    base = change(copied(family), id2label={"0": "joy", "1": "anger"})
+    base = change(copied(family) / "config.json", id2label={"0": "joy", "1": "anger"})
     run = run_of(base)
     assert any("begins anew" in note for note in notes(run, base, True))
     one, other = (loader.load(run, override=base, device=CPU).model for _ in range(2))
@@ -157,7 +151,7 @@ def test_a_key_that_promises_more_than_the_table_has_is_found_out(
     BertForSequenceClassification(
         BertConfig(vocab_size=19, max_position_embeddings=48, **small)
     ).save_pretrained(base)
-    change(base, n_positions=2048)
+    change(base / "config.json", n_positions=2048)
     assert run_of(base).task.max_tokens == 48
 
 

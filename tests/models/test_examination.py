@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from sfnode.models.examination import ModelPart, require_sound
 from tests import refusals
 from tests.models import hostile
 from tests.models.families import model_folder
-from tests.models.hostile import added, configured, nested, sequence
+from tests.models.hostile import added, change, configured, nested, sequence
 from tests.refusals import refused
 
 LITTLE = 512 << 20
@@ -34,10 +33,6 @@ def nobody_examines(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(examination, "_process", BoundedProcess("sfnode.nothing", 1.0, LITTLE))
 
     return end
-
-
-def change(file: Path, **settings: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
 def refusal(folder: Path) -> UserError:
@@ -167,11 +162,11 @@ def test_a_sound_model_is_examined_once_wherever_it_lies(
     require_sound(tmp_path / "copy", part)
 
 
-CHANGES: dict[str, Callable[[Path], None]] = {
+CHANGES: dict[str, Callable[[Path], object]] = {
     "its configuration": lambda model: change(model / "config.json", attention_dropout=0.1),
     "its tokenizer": lambda model: change(model / "tokenizer.json", truncation=None, version="1.1"),
     "its generation": lambda model: change(model / "generation_config.json", top_k=3),
-    "its template": lambda model: (model / "chat_template.jinja").write_text("{{ 1 }}") and None,
+    "its template": lambda model: (model / "chat_template.jinja").write_text("{{ 1 }}"),
     "its weights": lambda model: save_file(
         load_file(model / model_files.SINGLE) | {"more": torch.zeros(3)},
         model / model_files.SINGLE,

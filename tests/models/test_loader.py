@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,28 +19,12 @@ from sfnode.models import loader, model_files
 from sfnode.tasks.encoding import encode
 from tests.engine.helpers import manifest, model_folder
 from tests.models import hostile
-from tests.models.families import WORDS
+from tests.models.families import WORDS, shard
+from tests.models.hostile import change
 from tests.refusals import refusal
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the OPT model to spoil."""
-    return Path(shutil.copytree(model_folder("opt"), tmp_path / "copy"))
-
-
-def shard(folder: Path) -> None:
-    """The same tensors, in two files and an index."""
-    tensors = load_file(folder / WEIGHTS)
-    names = sorted(tensors)
-    files = {name: f"model-{1 + n % 2:05}-of-00002.safetensors" for n, name in enumerate(names)}
-    for file in set(files.values()):
-        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    (folder / WEIGHTS).unlink()
 
 
 def test_the_digest_does_not_depend_on_how_the_weights_are_cut_into_files(copy: Path) -> None:
@@ -112,8 +95,7 @@ def test_a_missing_tensor_is_refused_and_not_made_up(copy: Path) -> None:
 
 
 def test_weights_are_read_as_precisely_as_they_are_stored(copy: Path) -> None:
-    settings = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(settings | {"dtype": "float16"}))
+    change(copy / "config.json", dtype="float16")
     run = manifest("opt").model_copy(update={"model": loader.describe(str(copy), "")})
     loaded = loader.load(run, override=copy, device=CPU)
     stored = load_file(copy / WEIGHTS)
@@ -127,30 +109,10 @@ def test_an_adapter_in_the_folder_is_refused_as_no_digest_covers_it(copy: Path) 
 
 
 def test_a_model_that_needs_code_of_its_own_is_refused(copy: Path) -> None:
-    settings = json.loads((copy / "config.json").read_text())
-    settings |= {
-        "model_type": "own",
-        "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"},
-    }
-    (copy / "config.json").write_text(json.dumps(settings))
+    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    change(copy / "config.json", model_type="own", auto_map=own)
     (copy / "own.py").write_text("raise SystemExit('code of a model was run')")
     assert refusal(loader.describe, str(copy), "").code is Code.MODEL_UNSUPPORTED
-
-
-def test_targets_are_all_linear_layers_but_the_head_as_out_by_in() -> None:
-    gpt2 = ["attn.c_attn:48x16", "attn.c_proj:16x16", "mlp.c_fc:64x16", "mlp.c_proj:16x64"]
-    assert described("gpt2") == [f"transformer.h.{n}.{name}" for n in (0, 1) for name in gpt2]
-    opt = [*(f"self_attn.{name}:16x16" for name in ("k_proj", "v_proj", "q_proj", "out_proj"))]
-    opt += ["fc1:40x16", "fc2:16x40"]
-    layers = [f"model.decoder.layers.{n}.{name}" for n in (0, 1) for name in opt]
-    assert described("opt") == ["model.decoder.project_out:8x16", "model.decoder.project_in:16x8", *layers]
-    llama = ["self_attn.q_proj:16x16", "self_attn.k_proj:8x16", "self_attn.v_proj:8x16"]
-    llama += ["self_attn.o_proj:16x16", "mlp.gate_proj:40x16", "mlp.up_proj:40x16", "mlp.down_proj:16x40"]
-    assert described("llama") == [f"model.layers.{n}.{name}" for n in (0, 1) for name in llama]
-
-
-def described(family: str) -> list[str]:
-    return list(manifest(family).model.targets)
 
 
 @pytest.mark.parametrize("targets", [("lm_head:20x8",), ("model.decoder.layers.0.fc1:16x40",)])
@@ -176,23 +138,19 @@ def with_token(folder: Path, content: str, **how: bool) -> None:
     file.write_text(json.dumps(found))
 
 
-def with_setting(folder: Path, **settings: str) -> None:
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-
-
 def in_a_text(folder: Path) -> None:
     with_token(folder, "film!")
 
 
 def for_padding(folder: Path) -> None:
     with_token(folder, "<fill>", special=True)
-    with_setting(folder, pad_token="<fill>")
+    change(folder / "tokenizer_config.json", pad_token="<fill>")
 
 
 def in_the_template(folder: Path) -> None:
     with_token(folder, "<turn>", special=True)
-    with_setting(folder, chat_template="{% for m in messages %}<turn>{{ m.content }}{% endfor %}")
+    said = "{% for m in messages %}<turn>{{ m.content }}{% endfor %}"
+    change(folder / "tokenizer_config.json", chat_template=said)
 
 
 @pytest.mark.parametrize("spoil", [in_a_text, for_padding, in_the_template])
@@ -201,11 +159,8 @@ def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused(
 ) -> None:
     spoil(copy)
     run = manifest("opt")
-    spoilt = run.model_copy(
-        update={
-            "model": run.model.model_copy(update={"source": str(copy), "digest": model_files.digest(copy)})
-        }
-    )
+    theirs = run.model.model_copy(update={"source": str(copy), "digest": model_files.digest(copy)})
+    spoilt = run.model_copy(update={"model": theirs})
     for refused in (
         refusal(loader.describe, str(copy), ""),
         refusal(loader.load, spoilt, override=copy, device=CPU),
@@ -219,8 +174,7 @@ def test_a_special_token_that_stands_in_no_text_is_no_fault_until_it_does(copy: 
     """As Gemma 3 has one for images."""
     with_token(copy, "<image>", special=True)
     found = loader.describe(str(copy), "")
-    run = manifest("opt")
-    run = run.model_copy(update={"model": found})
+    run = manifest("opt").model_copy(update={"model": found})
     loaded = loader.load(run, override=copy, device=CPU)
     for text, fine in (("a film", True), ("a <image>", False)):
         encoded = encode(Task(kind="text", template="{t}"), loaded.tokenizer, [{"t": text}])

@@ -14,22 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sfnode.errors import Code, UserError
 from sfnode.models import loader, model_config, model_files, shapes
-from tests.engine.helpers import manifest, model_folder
+from tests.engine.helpers import manifest
+from tests.models.hostile import change
 from tests.refusals import refusal
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the OPT model to spoil."""
-    return Path(shutil.copytree(model_folder("opt"), tmp_path / "copy"))
-
-
-def change(file: Path, **settings: Any) -> None:
-    """Set these keys in a JSON file."""
-    before = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps(before | settings))
 
 
 def load(folder: Path) -> loader.LoadedModel:

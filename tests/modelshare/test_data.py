@@ -200,7 +200,6 @@ class Stranger:
 
     def __init__(self, swarm: Swarm, listing: bytes) -> None:
         self.address = "/memory/stranger/p2p/stranger"
-        self.asked = 0
         self._listing = listing
         self._transport = MemoryTransport(swarm.network, "stranger")
 
@@ -212,7 +211,6 @@ class Stranger:
     async def _answer(self, _: Asker, frame: bytes) -> bytes:
         question = wire_codec.decode(frame)
         assert isinstance(question, PartRequest)
-        self.asked += 1
         whole = [self._listing, bytes(PIECE), b""][min(question.part, 2)]
         data = whole[question.offset : question.offset + question.length]
         return wire_codec.encode(PartReply(len(whole), data))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -53,16 +54,12 @@ def run_of(model: Path, **fields: Any) -> Manifest:
     return run.model_copy(update={"model": run.model.model_copy(update=found | fields)})
 
 
-def without_updates(swarm: Swarm, *names: str) -> None:
-    """Have these nodes make no updates, so that the downloads have the CPU to themselves."""
-    for name in names:
-        swarm.node(name, make_engine=SmallEngine)
-
-
 async def begun(swarm_of: SwarmOf, model: Path, **options: Any) -> tuple[Swarm, Node]:
-    """Return a swarm that makes no updates, and its node "a", which has the model and gives it."""
+    """Return a swarm that makes no updates, so that downloads have the CPU to themselves, and its node "a",
+    which has the model and gives it."""
     swarm = swarm_of(run_of(model))
-    without_updates(swarm, *"abcri")
+    for name in "abcri":
+        swarm.node(name, make_engine=SmallEngine)
     a = await swarm.first(model=model, **options)
     await a.until(lambda: a.node.model.loaded)
     return swarm, a
@@ -155,12 +152,10 @@ def same(one: Path, other: Path) -> bool:
 async def test_a_newcomer_downloads_the_model_from_peers_of_which_one_sends_garbage(
     swarm_of: SwarmOf, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    swarm = swarm_of(run_of(model))
-    without_updates(swarm, "a", "b", "c", "r", "i")
-    a = await swarm.first(model=model)
+    swarm, a = await begun(swarm_of, model)
     b = await swarm.join("b", model=model)
     liar = await Stranger(swarm, model, garbage, "liar").start()
-    await asyncio.gather(*(node.until(lambda n=node: n.node.model.loaded) for node in (a, b)))
+    await b.until(lambda: b.node.model.loaded)
     c = swarm.nodes["c"]
     await c.start(peers=(a.address, b.address, liar.address))
     await c.until(lambda: c.node.model.loaded)
@@ -252,7 +247,7 @@ async def test_a_listing_of_another_model_is_detected_before_anything_is_loaded(
     swarm_of: SwarmOf, model: Path
 ) -> None:
     swarm = swarm_of(run_of(model, digest="ab" * 32))
-    without_updates(swarm, "b")
+    swarm.node("b", make_engine=SmallEngine)
     a = await swarm.first(role="relay", share_model=True, model=model)
     await a.until(lambda: a.node.sharing.folder)
     b = await swarm.join("b")
@@ -419,22 +414,28 @@ def model_download(
     )
 
 
+@asynccontextmanager
+async def downloading(into: Path, size: int, *peers: str, **how: Any) -> AsyncIterator[FailingRequest]:
+    """Download a model of one file of this size from peers of these names, as long as the block runs."""
+    encoded = encode([ListedFile("model.safetensors", size, bytes(32 * (size // PIECE)))])
+    addresses, request = [f"/memory/{name}/p2p/{name}" for name in peers], FailingRequest()
+    running = asyncio.create_task(
+        model_download(encoded, into, *addresses, request=request, **how).run(encoded)
+    )
+    yield request
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.mark.parametrize(("rate", "at_once"), [(None, 8), (50_000, 1)])
 async def test_no_more_is_asked_for_at_once_than_may_be_received(
     tmp_path: Path, rate: int | None, at_once: int
 ) -> None:
     """Otherwise the links, which wait for the same rate, would hear nothing so long that they are dropped."""
-    size, request = 20 * PIECE, FailingRequest()
-    encoded = encode([ListedFile("model.safetensors", size, bytes(32 * (size // PIECE)))])
-    peers = [f"/memory/{name}/p2p/{name}" for name in "abcd"]
-    running = asyncio.create_task(
-        model_download(encoded, tmp_path / "model", *peers, request=request, rate=rate).run(encoded)
-    )
-    await asyncio.sleep(0.2)
-    assert len(request.lengths) == at_once
-    await eventually(lambda: len(request.lengths) > at_once)  # what did not come is asked for again
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with downloading(tmp_path / "model", 20 * PIECE, *"abcd", rate=rate) as request:
+        await asyncio.sleep(0.2)
+        assert len(request.lengths) == at_once
+        await eventually(lambda: len(request.lengths) > at_once)  # what did not come is asked for again
 
 
 async def test_ids_without_end_do_not_make_a_download_ask_without_end(
@@ -458,31 +459,18 @@ async def test_ids_without_end_do_not_make_a_download_ask_without_end(
 
 async def test_names_of_tasks_mean_nothing_to_a_download(tmp_path: Path) -> None:
     """Somebody who names tasks, as a debugger or a supervisor does, must not make it ask peers twice."""
-    request, encoded = FailingRequest(), encode([ListedFile("model.safetensors", 40 * PIECE, bytes(32 * 40))])
-    peers = [f"/memory/{name}/p2p/{name}" for name in "abcd"]
-    running = asyncio.create_task(
-        model_download(encoded, tmp_path / "model", *peers, request=request).run(encoded)
-    )
-    for _ in range(10):  # several looks for further peers, within the time of one request
-        await asyncio.sleep(0.02)
-        for task in asyncio.all_tasks():
-            task.set_name("a task")
-    assert len(request.lengths) == len(peers) * download.AT_A_TIME
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with downloading(tmp_path / "model", 40 * PIECE, *"abcd") as request:
+        for _ in range(10):  # several looks for further peers, within the time of one request
+            await asyncio.sleep(0.02)
+            for task in asyncio.all_tasks():
+                task.set_name("a task")
+        assert len(request.lengths) == 4 * download.AT_A_TIME
 
 
 async def test_little_is_asked_for_at_once_where_little_may_be_received(tmp_path: Path) -> None:
-    request, encoded = FailingRequest(), encode([ListedFile("model.safetensors", PIECE, bytes(32))])
-    running = asyncio.create_task(
-        model_download(encoded, tmp_path / "model", "/memory/a/p2p/a", request=request, rate=1000).run(
-            encoded
-        )
-    )
-    await eventually(lambda: request.lengths)
-    assert request.lengths == [1000 * LONGEST_HOLD]
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with downloading(tmp_path / "model", PIECE, "a", rate=1000) as request:
+        await eventually(lambda: request.lengths)
+        assert request.lengths == [1000 * LONGEST_HOLD]
 
 
 async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_the_download(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -37,12 +37,14 @@ from sfnode.store.log import Record, Tail, UpdateLog
 from sfnode.store.run_keys import organiser_key, write_key
 from sfnode.transport.memory import PERFECT, Conditions, MemoryTransport
 from sfprotocol import seeds, signing
-from sfprotocol.decisions import Bases
+from sfprotocol.decisions import Bases, Decision, read
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Segment
 from sfprotocol.seeds import I64
 from tests.transport.split import SplitNetwork
+
+D = TypeVar("D", bound=Decision)
 
 PATIENCE = 60.0
 """Maximum seconds that a test waits. On an idle machine nothing takes more than two."""
@@ -424,6 +426,16 @@ class Swarm:
     def log(self, name: str) -> UpdateLog:
         """The log of a node as it is on disk now."""
         return UpdateLog.open(self.nodes[name].layout.log, self.run.run_id, read_only=True)
+
+
+SwarmOf = Callable[..., Swarm]
+"""As the fixture `swarm_of`."""
+
+
+def decided(node: Node, kind: type[D]) -> list[D]:
+    """Return the decisions of one kind that a node of an organised run has."""
+    entries = node.machine.organised.control.feed.entries  # type: ignore[union-attr]
+    return [said for entry in entries if isinstance(said := read(entry.record).decision, kind)]
 
 
 def batch(key: int, first: int, parts: Iterable[EpochScalars]) -> UpdateBatch:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,10 +19,9 @@ from sfprotocol.decisions import Checkpoint, Void, encode
 from sfprotocol.events import OwnDecision
 from tests.node import helpers
 from tests.node.fixtures import work_takes_no_time
-from tests.node.helpers import Node, SmallEngine, Swarm, manifest
+from tests.node.helpers import Node, SmallEngine, Swarm, SwarmOf, manifest
+from tests.node.test_organising import options
 from tests.refusals import fails_with, refused
-
-SwarmOf = Callable[..., Swarm]
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +35,6 @@ def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def organised(swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
     return swarm_of(helpers.organised(manifest(), tmp_path / "keys"))
-
-
-def options(tmp_path: Path) -> dict[str, Any]:
-    return {"organise": True, "keys_dir": tmp_path / "keys"}
 
 
 def usable(node: Node) -> list[Checkpoint]:

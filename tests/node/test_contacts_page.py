@@ -91,16 +91,7 @@ async def test_a_page_that_does_not_help_is_asked_again_soon_at_first_then_ever_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(contacts_page.contacts, "fetch", gone)
-    links = [*[0] * 8, 1, 0, 0]
-    waits = await waits_of(links)
-    about = [15, 15, 30, 60, 120, 240, 300, 300, 300, 15, 15, 30]
-    assert all(0.8 * usual <= wait <= 1.2 * usual for wait, usual in zip(waits, about, strict=True))
-    assert len({wait / usual for wait, usual in zip(waits, about, strict=True)}) == len(about), "jitter"
-
-
-async def waits_of(links: list[int]) -> list[float]:
-    """Return the waits, in seconds, of a node that has these numbers of links after each wait."""
-    waits: list[float] = []
+    links, waits = [*[0] * 8, 1, 0, 0], list[float]()
 
     async def wait(seconds: float) -> None:
         waits.append(seconds)
@@ -109,4 +100,6 @@ async def waits_of(links: list[int]) -> list[float]:
 
     with pytest.raises(asyncio.CancelledError):
         await contacts_page.keep_company(PAGE, RUN, lambda: links.pop(0), print, Random(1), wait)
-    return waits
+    about = [15, 15, 30, 60, 120, 240, 300, 300, 300, 15, 15, 30]
+    assert all(0.8 * usual <= wait <= 1.2 * usual for wait, usual in zip(waits, about, strict=True))
+    assert len({wait / usual for wait, usual in zip(waits, about, strict=True)}) == len(about), "jitter"

@@ -44,14 +44,13 @@ from sfprotocol.messages import (
 from sfprotocol.signing import work
 from tests.node.helpers import batch, eventually, feed_of, machine, record
 from tests.node.pumped import RUN, Pumped, greet, hear, stranger
-from tests.refusals import fails_with
 
 
 @pytest.fixture
 async def pumped(tmp_path: Path) -> AsyncIterator[dict[str, Pumped]]:
-    """Three drivers, a, b and c, without links."""
+    """Two drivers, a and b, without links."""
     network = Network(Random(0))
-    made = {name: Pumped(network, name, tmp_path) for name in "abc"}
+    made = {name: Pumped(network, name, tmp_path) for name in "ab"}
     for one in made.values():
         await one.transport.start()
     yield made
@@ -67,18 +66,6 @@ async def pumped(tmp_path: Path) -> AsyncIterator[dict[str, Pumped]]:
 
 
 # -- durable, sent, applied ----------------------------------------------------------------------------
-
-
-async def test_what_one_says_all_apply(pumped: dict[str, Pumped]) -> None:
-    a, b, c = pumped.values()
-    await a.link_to(b)
-    await b.link_to(c)
-    a.say(1, 2, 3)
-    c.say(4)
-    a.say(5)
-    await eventually(lambda: all(one.count() == 5 for one in pumped.values()))
-    assert len({one.core_digest() for one in pumped.values()}) == 1
-    assert len({one.machine.frontier.digest() for one in pumped.values()}) == 1
 
 
 async def test_nothing_is_sent_or_applied_before_it_is_on_disk(pumped: dict[str, Pumped]) -> None:
@@ -135,17 +122,6 @@ async def test_while_the_disk_is_full_links_are_kept_and_nothing_is_sent_or_appl
     assert segment.parts == (EpochScalars(0, (1,)),)
     await eventually(lambda: a.count() == a.log.updates() == 1)
     assert a.driver.disk.problem is None
-
-
-async def test_a_driver_that_leaves_waits_for_no_room(pumped: dict[str, Pumped]) -> None:
-    a = pumped["a"]
-    a.log.failure = UserError(Code.DISK_FULL, "full", "")
-    a.say(1)
-    await eventually(lambda: a.driver.disk.problem)
-    a.driver.disk.leave()
-    with fails_with(Code.DISK_FULL):
-        await asyncio.wait_for(a.task, 1.0)
-    assert a.count() == a.log.updates() == 0
 
 
 async def test_everything_posted_before_the_end_is_done(pumped: dict[str, Pumped]) -> None:

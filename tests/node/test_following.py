@@ -4,7 +4,6 @@ sequel."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Announce, Finish
-from tests.node.helpers import Node, Swarm, eventually, manifest, organised
-
-SwarmOf = Callable[..., Swarm]
+from tests.node.helpers import Node, Swarm, SwarmOf, eventually, manifest, organised
 
 
 def run_of(keys: Path, name: str, parent: Manifest | None = None) -> Manifest:

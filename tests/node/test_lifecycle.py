@@ -260,12 +260,3 @@ async def test_a_timeout_around_start_is_the_callers_even_if_taking_apart_fails(
             await node.start()
     with pytest.raises(UserError, match="cannot stop"):
         await node.stop()
-
-
-async def test_a_node_whose_start_timed_out_can_be_stopped_and_waited_for(program: Program) -> None:
-    node = program.node(transport=program.slow())
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await node.start()
-    await node.stop()
-    await node.wait()

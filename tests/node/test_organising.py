@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,15 +50,12 @@ from sfprotocol.run_state import RunState
 from sfprotocol.weighing import named as named_by
 from tests.node import helpers
 from tests.node.fixtures import work_takes_no_time
-from tests.node.helpers import Node, SmallEngine, Swarm, let_train, manifest, pairs_of
+from tests.node.helpers import Node, SmallEngine, Swarm, SwarmOf, decided, let_train, manifest, pairs_of
 from tests.refusals import fails_with, refused
-
-SwarmOf = Callable[..., Swarm]
 
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proofs of work take no time."""
     work_takes_no_time(monkeypatch)
 
 
@@ -253,11 +249,7 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     first = run_state.rate(0)
     await a.until(lambda: run_state.sealed > 2 and engine.towards)
     assert engine.towards[0][1] == 0.25
-    seals = [
-        decision
-        for entry in a.machine.organised.control.feed.entries
-        if isinstance(decision := read(entry.record).decision, Seal)
-    ]
+    seals = decided(a, Seal)
     factors = [seal.factor for seal in seals]
     assert FACTOR_ONE // 4 in factors
     searched = factors.index(FACTOR_ONE // 4)
@@ -359,11 +351,7 @@ async def test_the_model_is_evaluated_as_of_the_close(
     a = await organised.first(**options(tmp_path), search=False)
     run_state = a.machine.organised.run_state
     await a.until(lambda: run_state.sealed > 1 and named)
-    published = [
-        decision
-        for entry in a.machine.organised.control.feed.entries
-        if isinstance(decision := read(entry.record).decision, Evaluated) and decision.metric == "accuracy"
-    ]
+    published = [said for said in decided(a, Evaluated) if said.metric == "accuracy"]
     assert published
     for said in published:
         assert said.value == 1_000_000 * sum(run_state.positions(said.epoch).values())
@@ -384,13 +372,7 @@ async def test_a_round_that_cannot_be_measured_for_want_of_memory_counts_unmeasu
 
     monkeypatch.setattr(SmallEngine, "evaluate", evaluated)
     a = await organised.first(**options(tmp_path), search=False)
-    decisions = a.machine.organised.control.feed.entries
-
-    def measured() -> bool:
-        said = [read(one.record).decision for one in decisions]
-        return any(isinstance(one, Evaluated) and one.metric == "accuracy" for one in said)  # not the base's
-
-    await a.until(measured)
+    await a.until(lambda: any(one.metric == "accuracy" for one in decided(a, Evaluated)))  # not the base's
     assert "counts without an evaluation: the device 'cpu' has not enough memory" in caplog.text
 
 

@@ -129,14 +129,12 @@ async def test_a_transport_tells_how_far_another_clock_is_ahead() -> None:
 
 
 def test_cpu_and_memory_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(0.0, 0.0), (10.0, 5.0)])
     moment = [0.0, 0.0]
     monkeypatch.setattr(outside.time, "monotonic", lambda: moment[0])
     monkeypatch.setattr(outside.time, "process_time", lambda: moment[1])
     seen = MachineUsage("cpu")
-    moment[:] = next(times)
     seen()
-    moment[:] = next(times)
+    moment[:] = 10.0, 5.0
     found = seen()
     assert found.cpu == pytest.approx(0.5)
     assert 0 < found.memory < found.memory_total

@@ -22,11 +22,10 @@ from sfnode.schema.node_state import NodeState, Wait
 from sfnode.transport.base import Link, PeerRecord, TransportError
 from sfnode.transport.libp2p import health
 from sfnode.transport.roster import pack_record
-from sfprotocol import wire_codec
-from sfprotocol.messages import Goodbye
 from tests.node.helpers import PATIENCE, Node, Swarm, eventually, manifest, organised
 from tests.node.town import TOPIC, FragileTransport, Relay, Town, address, reachable
 from tests.peers.inn import PlainPeer
+from tests.transport.helpers import read_all
 
 
 @pytest.fixture
@@ -52,22 +51,6 @@ async def test_relays_are_neighbours_that_say_so_and_those_of_the_roster(town: T
 
 
 # -- one link a peer ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", ["a", "b"])
-async def test_two_nodes_that_dial_each_other_at_once_end_with_one_link(town: Town, first: str) -> None:
-    order = [first, "b" if first == "a" else "a"]
-    for name, other in zip(order, reversed(order), strict=True):
-        await town.add(name, other, begin=False)
-    for name in order:
-        town.relays[name].begin()
-    a, b = town.relays["a"], town.relays["b"]
-    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
-    await rounds(a)
-    assert (a.peers, b.peers) == (["b"], ["a"])
-    (link,) = a.peering.manager._neighbours.values()
-    (mirror,) = b.peering.manager._neighbours.values()
-    assert link.outbound != mirror.outbound
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
@@ -324,8 +307,8 @@ async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town
     await eventually(lambda: a.peers == ["b"])
     assert not a.peering.deserted
     b.peering.stay_away(True)
-    await eventually(lambda: a.peers == [])
-    assert (a.peering.deserted, b.peering.deserted) == (True, False), "b's owner wants no links"
+    await eventually(lambda: a.peers == [] and a.peering.deserted)
+    assert not b.peering.deserted, "b's owner wants no links"
     asked = b.transport.dials, len(b.transport.bootstraps)
     await asyncio.sleep(10 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
     assert (b.transport.dials, len(b.transport.bootstraps)) == asked
@@ -368,36 +351,9 @@ async def test_a_peer_that_accepts_a_link_and_says_nothing_is_given_up_and_left_
     a = await town.add("a", "silent")
     link = await taken.get()
     await eventually(lambda: "silent" not in a.linked)
-    assert await ended(link)
+    async with asyncio.timeout(PATIENCE):
+        await read_all(link)
     assert a.book.candidates(now()) == []
-
-
-async def test_a_peer_that_broke_a_rule_gets_no_link_in_either_direction(town: Town) -> None:
-    a, bad = await town.add("a"), await town.add("bad", begin=False)
-    town.write("bad")
-    bad.transport.on_link(asyncio.Queue[Link]().put)
-    link = await town.dial("bad", "a")
-    await link.receive()
-    await link.send(b"\xff")
-    await eventually(lambda: a.book.refused("bad", now()))
-    await eventually(lambda: "bad" not in a.linked)
-    again = await town.dial("bad", "a")
-    with pytest.raises(TransportError):
-        await asyncio.wait_for(again.receive(), PATIENCE)
-    dials = a.transport.dials
-    await eventually(lambda: "bad" in a.book._entries)
-    await rounds(a)
-    assert a.transport.dials == dials
-
-
-async def ended(link: Link) -> bool:
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not isinstance(wire_codec.decode(await link.receive()), Goodbye):
-                pass
-    except TransportError:
-        pass
-    return True
 
 
 async def test_what_the_machine_counts_for_a_link_is_taken_over(town: Town) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ from sfnode.errors import Code
 from sfnode.manifest.task import Task
 from sfnode.node import recorder
 from sfnode.store.run_keys import organiser_key
-from sfprotocol.decisions import FACTOR_ONE, Evaluated, read
-from tests.node.helpers import Swarm, manifest
+from sfprotocol.decisions import FACTOR_ONE, Evaluated
+from tests.node.helpers import Swarm, SwarmOf, decided, manifest
 from tests.node.test_organising import little_work, options, organised
 from tests.refusals import fails_with
 
 __all__ = ["little_work", "organised"]
-
-SwarmOf = Callable[..., Swarm]
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +93,7 @@ async def test_what_the_organiser_measures_is_recorded_beside_the_base_model(
     (base,) = [values for values in found if "validation_base_accuracy" in values]
     assert (base["validation_base_accuracy"], base["validation_base_loss"]) == (0.0, 0.7)
     published = [values["validation_epoch"] for values in found if "validation_epoch" in values]
-    decisions = [read(entry.record).decision for entry in a.machine.organised.control.feed.entries]
-    told = [said for said in decisions if isinstance(said, Evaluated) and said.metric == "accuracy"]
-    assert published == [said.epoch for said in told]  # each of them
+    assert published == [said.epoch for said in decided(a, Evaluated) if said.metric == "accuracy"]
     latest = a.node.status().organised.health.latest
     assert found[-1]["validation_epoch"] == latest.epoch
     assert found[-1]["validation_accuracy"] == latest.value

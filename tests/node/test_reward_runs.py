@@ -21,9 +21,9 @@ from sfnode.settings import Settings
 from sfnode.store.identity import Identity
 from sfnode.tasks import public_files
 from sfnode.verifiers import plugins
-from sfprotocol.decisions import Evaluated, Seal, Worth, read
+from sfprotocol.decisions import Evaluated, Seal, Worth
 from tests.node.fixtures import work_takes_no_time
-from tests.node.helpers import Node, Swarm, organised
+from tests.node.helpers import Node, Swarm, decided, organised
 from tests.node.training.test_model import fingerprint, make_model, trains
 
 VERIFIER: dict[str, Any] = {
@@ -104,11 +104,9 @@ async def test_an_organised_run_is_judged_by_answers_and_searched(
     run = run.model_copy(update={"training": numbers})
     swarm = Swarm(tmp_path, organised(run, tmp_path / "keys", quota=budget))
     nodes = await complete(swarm, home, organise=True, keys_dir=tmp_path / "keys")
-    decisions = [read(entry.record).decision for entry in nodes[0].node.log.control()]
-    seals = [one for one in decisions if isinstance(one, Seal)]
-    results = [one for one in decisions if isinstance(one, Evaluated)]
-    assert len(seals) >= 2
-    assert any(isinstance(one, Worth) for one in decisions), "what members brought was measured"
+    results = decided(nodes[0], Evaluated)
+    assert len(decided(nodes[0], Seal)) >= 2
+    assert decided(nodes[0], Worth), "what members brought was measured"
     assert {one.metric for one in results} == {f"base {PASS_AT_1}", PASS_AT_1}
     assert all(one.rows == len(ROWS) for one in results)
     await nodes[1].until(lambda: nodes[0].digest == nodes[1].digest)  # what counts, and what came too late to

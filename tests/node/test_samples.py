@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
 from sfnode.node import samples
 from tests.node.helpers import Answered, SmallEngine, Swarm, eventually
 from tests.node.test_organising import little_work, options, organised  # noqa: F401
@@ -158,8 +157,6 @@ async def test_training_goes_on_while_test_data_are_read(swarm: Swarm) -> None:
 
 
 class WithoutRows(SmallEngine):
-    """An engine of a run without test rows."""
-
     def read_test_rows(self) -> None:
         raise UserError(Code.DATA_NEEDED, "the run names no test data", "Name some.")
 
@@ -167,11 +164,8 @@ class WithoutRows(SmallEngine):
 async def test_a_run_without_test_rows_has_no_samples_and_its_node_goes_on(
     swarm: Swarm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def engine(run: Manifest) -> Any:
-        return WithoutRows(run).go()
-
     caplog.set_level(logging.INFO)
-    a = swarm.node("a", make_engine=engine)
+    a = swarm.node("a", make_engine=lambda run: WithoutRows(run).go())
     await a.start(swarm.run_file, samples=1)
     await eventually(lambda: "no samples of the model's answers" in caplog.text)
     before = a.known

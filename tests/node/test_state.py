@@ -100,7 +100,6 @@ def test_in_an_organised_run_that_is_over_only_what_was_named_can_be_lacking() -
     made.run(2)
     machine, own = made["b"].machine, made["c"].own
     assert machine.complete
-    assert own is not None
     claim = Summary(False, 0, bytes(32), (Claim(own, 20, NO_TAG),))
     made["b"].handle(LinkUp(99, "liar"))
     for message in (Hello(OLDEST_VERSION, machine.run.run_id, 0, 0), claim):

@@ -107,7 +107,6 @@ class Node(View):
         return self.folded
 
     def decide(self, decision: Decision) -> None:
-        """Add a decision to the control feed."""
         record = encode(decision)
         chain = extend(self.feed.chain, self.feed.term, record)
         self.feed._append(Entry(self.feed.term, record, b""), chain)

@@ -104,7 +104,6 @@ CHECKPOINTS = replace(UNEVALUATED, checkpoint_epochs=3)
 
 
 def epochs(run: Bench, count: int) -> None:
-    """Close and seal epochs."""
     for _ in range(count):
         run.update(ANNE, 100)
         run.advance(4)

@@ -108,7 +108,6 @@ class Story:
         if bench.run_state.ended(bench.run_state.number(feed) or 0) < NEVER:
             return
         number, quotas = bench.run_state.member_number(feed.origin), bench.run_state.quotas
-        assert number is not None
         made = self.made.get((feed.origin, label), 0)
         count = min(random.randint(1, 20), quotas.quota(number, label) - made)
         if quotas.incarnation(number, label) != feed.incarnation:
@@ -158,8 +157,6 @@ def test_whatever_comes_every_decision_holds_and_what_peers_show_is_named(seed: 
         return
     for feed, boundaries in bench.boundaries.items():
         member, number = bench.run_state.member(feed.origin), bench.run_state.number(feed)
-        assert member is not None
-        assert number is not None
         if bench.run_state.ended(number) < NEVER:
             continue
         cut = story.forked.get(feed, NEVER)

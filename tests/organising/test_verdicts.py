@@ -61,8 +61,6 @@ class Organised:
         asked = replace(MEASURED, renew_updates=renew_updates, **policy)
         self.bench = Bench(policy=asked, budget=1_000_000, bases=bases).begin(*NAMES[:-1], quota=1 << 20)
         self.bench.decide(Admit(feed_of(NAMES[-1]).origin, 0 if stranger else 1 << 20, 0))
-        self.present = NAMES
-        """Names of the members who train."""
         self.measured: list[Evaluate] = []
         self.searched: list[Evaluate] = []
         self.spent = self.trained = 0
@@ -79,7 +77,7 @@ class Organised:
                 self.answer(bench.plans[done], eve, times)
                 done += 1
             elif bench.run_state.open_epoch == sealed:
-                for name in self.present:
+                for name in NAMES:
                     larger = size if name == NAMES[EVE // 64] else 1
                     bench.update(feed_of(name), 36, size=round(10 * larger))
                     self.trained += 36 * 8
@@ -148,14 +146,6 @@ def test_work_that_the_evidence_does_not_speak_for_is_skipped_and_not_searched_a
     assert [plan.skipped for plan in run.searched] == [frozenset({EVE})] * 2
     assert [plan.skipped for plan in run.measured] == [frozenset(), {EVE}], "it is measured all the same"
     assert run.bench.run_state.counts_of(4) == 0
-
-
-def test_new_work_counts_again_where_too_few_are_left_to_say_what_is_usual() -> None:
-    run = Organised(revokes=False)
-    while run.bench.origins.trusts(4):
-        run.epoch(BAD)
-    run.present = ("anne", "eve")
-    assert not any(EVE in seal.skipped for seal in [run.epoch(GOOD) for _ in range(8)][4:])
 
 
 @pytest.mark.parametrize("score", [GOOD, BAD])

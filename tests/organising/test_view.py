@@ -52,7 +52,6 @@ class Office:
         self.tell(Round())
 
     def opened(self) -> Organiser:
-        """Return an organiser of this node."""
         return Organiser(
             View(self.node.machine, self.node),
             UNEVALUATED,

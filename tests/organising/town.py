@@ -113,7 +113,6 @@ class Town:
                 self.decide(action.decision)
 
     def decide(self, decision: Decision) -> None:
-        """Add a decision to the control feed."""
         self.control_bytes += len(encode(decision))
         if isinstance(decision, Close):
             self.closes.append(decision)
@@ -135,7 +134,6 @@ class Town:
         return found + [self.admit(Person(f"stranger {n}", pace)) for n in range(strangers)]
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         until = self.now + seconds
         while self.now < until and not self.run_state.complete:
             self.now += TICK

@@ -1,7 +1,7 @@
-"""Whole nodes for these tests."""
+"""Complaints of asyncio are looked for after every test."""
 
 from __future__ import annotations
 
-from tests.node.fixtures import no_complaints_of_asyncio, quick, swarm, swarm_of
+from tests.transport.helpers import no_complaints_of_asyncio
 
-__all__ = ["no_complaints_of_asyncio", "quick", "swarm", "swarm_of"]
+__all__ = ["no_complaints_of_asyncio"]

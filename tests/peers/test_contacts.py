@@ -43,8 +43,6 @@ def web_server(answer: Answer) -> Iterator[str]:
 
 
 def page(data: bytes) -> Answer:
-    """Answer with this page."""
-
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.end_headers()

@@ -83,11 +83,6 @@ newcomers = st.builds(
 # -- dialling ----------------------------------------------------------------------------------------
 
 
-def test_a_node_without_links_dials_as_many_as_it_wants() -> None:
-    chosen = whom_to_dial([], [], book(*names(20)), NOW)
-    assert len(set(chosen)) == TARGET_LINKS
-
-
 def test_links_of_others_making_do_not_keep_a_node_from_choosing_some_itself() -> None:
     assert len(whom_to_dial(inbound(MAX_INBOUND), [], book(*names(20)), NOW)) == WANTED_OUTBOUND
     assert MIN_OUTBOUND < WANTED_OUTBOUND
@@ -170,14 +165,6 @@ def test_a_range_of_public_addresses_gets_a_few_inbound_links() -> None:
     assert whom_to_let_in(LinkFacts("new", False, NOW, "0708"), links, book(), NOW).accept
     private = [link._replace(range=None) for link in inbound(MAX_INBOUND_OF_RANGE)]
     assert whom_to_let_in(LinkFacts("new", False, NOW, None), private, book(), NOW).accept
-
-
-def test_when_full_the_least_useful_link_gives_way_and_a_young_one_never() -> None:
-    links = [link._replace(useful=float(9 - n)) for n, link in enumerate(inbound(MAX_INBOUND))]
-    newcomer = LinkFacts("new", False, NOW)
-    assert whom_to_let_in(newcomer, links, book(), NOW) == InboundVerdict(True, links[-1].peer)
-    young = links[-1]._replace(since=NOW - SETTLE_TIME + 1)
-    assert whom_to_let_in(newcomer, [*links[:-1], young], book(), NOW) == InboundVerdict(True, links[-2].peer)
 
 
 def test_peers_that_have_nothing_to_say_make_room_however_long_and_whoever_they_are() -> None:

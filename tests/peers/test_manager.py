@@ -78,11 +78,6 @@ def names(count: int, letter: str = "p") -> list[str]:
     return [f"{letter}{number:02}" for number in range(count)]
 
 
-@pytest.fixture(autouse=True)
-def quick() -> None:
-    """Replace the fixture that shortens intervals: these tests have virtual time."""
-
-
 class Node:
     """A manager with a clock. Nothing answers by itself."""
 
@@ -165,12 +160,7 @@ def test_everything_is_done_at_once_in_the_beginning_but_the_probe() -> None:
         Find(),
         Bootstrap("a", address("a")),
     ]
-
-
-def test_the_manager_that_is_woken_too_early_does_nothing() -> None:
-    node = Node("a")
-    node.tell(Wake())
-    assert node.tell(Wake()) == []
+    assert node.tell(Wake()) == [], "it is woken too early"
 
 
 EVENTS = st.one_of(
@@ -549,6 +539,7 @@ def test_a_link_closed_for_its_silence_is_replaced_at_once() -> None:
     assert node.dialled == []
     node.run_until(closed_at)
     assert (closed_at, Close(1, Reason.SILENT)) in node.log
+    assert node.linked == set(names(link_slots.TARGET_LINKS - 1)), "those that speak stay"
     assert [(when, dial.peer) for when, dial in node.told(Dial)] == [(closed_at, "other")]
 
 
@@ -566,15 +557,6 @@ def test_the_links_are_checked_at_once_after_one_has_given_way_to_a_newcomer() -
     given_way_at = node.now
     assert [dial.peer for dial in of(node.wake(), Dial)] == [f"p{closed.link - 1:02}"]
     assert node.now == given_way_at
-
-
-def test_an_inbound_peer_that_says_nothing_is_given_up_and_one_that_speaks_is_not() -> None:
-    node = Node()
-    node.opened("silent")
-    node.opened("speaks")
-    node.tell(Observed((LinkCount(1, False), LinkCount(2, True)), OWN))
-    node.run_until(node.now + 2 * FIRST_WORD_DEADLINE)
-    assert node.linked == {"speaks"}
 
 
 def test_mute_peers_of_our_choice_make_room_for_others_and_are_refused_for_a_while() -> None:
@@ -754,6 +736,8 @@ def strange() -> Node:
     node = Node("plain")
     node.tell(Wake())
     node.tell(DialFailed("plain", plain=True))
+    for answer in (BootstrapAnswered("plain", answered=True), Announced(OWN), Found(())):
+        node.tell(answer)
     return node
 
 
@@ -773,8 +757,6 @@ def wait_in_vain(node: Node, seconds: float) -> None:
 
 def test_in_a_dht_of_strangers_a_node_that_waits_asks_less_and_less_and_its_record_lives() -> None:
     node = strange()
-    for answer in (BootstrapAnswered("plain", answered=True), Announced(OWN), Found(())):
-        node.tell(answer)
     wait_in_vain(node, 400)
     for kind in (Bootstrap, Announce, Find):
         times = [when for when, _ in node.told(kind)]
@@ -787,8 +769,6 @@ def test_in_a_dht_of_strangers_a_node_that_waits_asks_less_and_less_and_its_reco
 
 def test_it_dials_at_once_whom_the_roster_names_at_last_and_looks_again_when_that_link_ends() -> None:
     node = strange()
-    for answer in (BootstrapAnswered("plain", answered=True), Announced(OWN), Found(())):
-        node.tell(answer)
     wait_in_vain(node, 300)
     assert Dial("a", (address("a"),)) in node.tell(Found((record("a"),)))
     node.opened("a", outbound=True)

@@ -107,16 +107,6 @@ def rows(file: Path, text: str) -> Path:
     return file
 
 
-def test_the_manifest_names_files_not_paths_and_their_size_is_known(tmp_path: Path) -> None:
-    train, test = rows(tmp_path / "train.tsv", "one"), rows(tmp_path / "test.tsv", "two")
-    run, shared = files.settle_data(run_of(train=train, test=test), tmp_path, shared=True)
-    assert (run.data.train, run.data.test) == ("train.tsv", "test.tsv")
-    assert run.data.digests == {
-        role: public_files.digest_of(file) for role, file in (("train", train), ("test", test))
-    }
-    assert shared == files.Shared(["train.tsv", "test.tsv"], [], 18)
-
-
 def test_files_from_elsewhere_are_copied_beside_the_manifest_under_names_of_their_own(tmp_path: Path) -> None:
     """Two may have the same name; what lies there already is left alone."""
     train, test = rows(tmp_path / "a/rows.tsv", "one"), rows(tmp_path / "b/rows.tsv", "two")
@@ -124,7 +114,7 @@ def test_files_from_elsewhere_are_copied_beside_the_manifest_under_names_of_thei
     rows(out / "rows.tsv", "mine")
     run, shared = files.settle_data(run_of(train=train, test=test), out, shared=True)
     names = [run.data.train, run.data.test]
-    assert shared.copied == shared.names == names
+    assert shared == files.Shared(names, names, 18)
     assert len(set(names)) == 2
     assert (out / "rows.tsv").read_text() == "text\nmine\n"
     sources: dict[DataRole, Path] = {"train": train, "test": test}
@@ -140,7 +130,7 @@ def test_one_file_in_two_roles_is_one(tmp_path: Path) -> None:
     file = rows(tmp_path / "rows.tsv", "one")
     run, shared = files.settle_data(run_of(train=file, test=file), tmp_path, shared=True)
     assert run.data.train == run.data.test == "rows.tsv"
-    assert (shared.names, shared.size) == (["rows.tsv"], file.stat().st_size)
+    assert shared == files.Shared(["rows.tsv"], [], file.stat().st_size)
 
 
 def test_data_that_have_a_name_for_everybody_stay_as_they_are(

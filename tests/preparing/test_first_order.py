@@ -183,20 +183,12 @@ def test_a_budget_of_many_updates_keeps_its_quota_within_128_mib(table: Path) ->
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [
-        (WORDS | {"loss": "centred"}, "a loss that is centred compares rows"),
-        (WORDS | {"organiser": None}, "an open run has no gradients"),
-        (WORDS | {"group": 4}, "no groups"),
-    ],
-    ids=["centred", "open", "groups"],
+    [({"loss": "centred"}, "a loss that is centred compares rows"), ({"group": 4}, "no groups")],
+    ids=["centred", "groups"],
 )
 def test_what_no_run_by_gradients_can_have_is_refused(given: dict[str, Any], said: str, table: Path) -> None:
-    own = RunKeys.generate().options() if given.get("organiser", "") is not None else {}
-    given = {key: value for key, value in given.items() if value is not None}
-    usual = {"train": str(table), "model": "builtin:tiny", "verbalizer": CLASSES}
     with refused(Code.BAD_OPTION, said):
-        run = build(usual | own | given | {"estimator": "first-order"})
-        prepare(run, given, Means(bases=table.parent, places=typed(run.data)), waiting)
+        prepared(table, **WORDS, **given)
 
 
 def test_unmeasured_it_has_no_bases_and_is_refused(table: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.preparing.proposals import FITTING, NOTHING, estimator, joins, propose
-from sfnode.preparing.table import DataTable, read_table
+from sfnode.preparing.table_contents import DataTable, read_table
 from sfnode.tasks import dataset
 from sfnode.tasks.templates import ASKING
 from tests.refusals import refused
@@ -80,10 +80,6 @@ CASES: dict[str, tuple[Rows, str, str, str, tuple[str, ...]]] = {
     "gaps": (
         rows(text=BODIES, note=["", "seen"], label=["a", "b", "a", "b", "a", "b", "a", ""]),
         *("sequence-classification", "label", "{text}", ("a", "b")),
-    ),
-    "subject and body": (
-        rows(subject=BODIES[::-1], body=BODIES, agent=["Ann", "Bob"], label=["a", "b"]),
-        *("sequence-classification", "label", "{subject}\n{body}", ("a", "b")),
     ),
     "a text of one word": (
         rows(word=[f"w{n}" for n in range(40)], label=["a", "b"]),
@@ -150,6 +146,7 @@ def test_a_table_suggests_a_task(name: str) -> None:
     template += ASKING if kind == "sequence-classification" else ""
     assert (found.task.kind, found.right, found.task.template) == (kind, right, template)
     assert tuple(found.task.verbalizer) == labels
+    assert found.doubt == ""
 
 
 def test_letters_stand_for_choices_whatever_the_labels_are_called() -> None:
@@ -244,11 +241,6 @@ DOUBTFUL: dict[str, tuple[Rows, str]] = {
 def test_what_nobody_would_confirm_at_a_glance_has_a_doubt(name: str) -> None:
     given, says = DOUBTFUL[name]
     assert says in propose(table(given)).doubt
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "no name: the last one"])
-def test_other_proposals_have_none(name: str) -> None:
-    assert propose(table(CASES[name][0])).doubt == ""
 
 
 def test_two_columns_that_say_the_same_are_no_doubt() -> None:

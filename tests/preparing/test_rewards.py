@@ -26,21 +26,13 @@ from sfprotocol.decisions import RATE_ONE
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_reward_objective import log_prob
 from tests.refusals import refused
+from tests.verifiers.test_specs import summed
 
-LONGER = {
-    "kind": "sum",
-    "terms": [{"weight": 0.125, "verifier": {"kind": "length", "least": 3 * n}} for n in range(1, 9)],
-}
+LONGER = summed(*({"kind": "length", "least": 3 * n} for n in range(1, 9)))
 """Likes longer answers better."""
 
 
-HALF = {
-    "kind": "sum",
-    "terms": [
-        {"weight": 0.5, "verifier": {"kind": "length"}},
-        {"weight": 0.5, "verifier": {"kind": "format", "begins": "####"}},
-    ],
-}
+HALF = summed({"kind": "length"}, {"kind": "format", "begins": "####"})
 """Gives every answer half of what there is."""
 
 UPDATES = 8
@@ -48,7 +40,6 @@ UPDATES = 8
 
 @pytest.fixture(autouse=True)
 def few_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure little."""
     monkeypatch.setattr(rewards, "UPDATES", UPDATES)
 
 

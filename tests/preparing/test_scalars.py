@@ -122,12 +122,6 @@ def taught() -> Trainer:
     return trained
 
 
-def test_a_fifth_of_the_default_run_teaches_its_model_the_question(taught: Trainer) -> None:
-    measured = taught.evaluate()
-    assert measured.count == 1000
-    assert measured.value >= 0.9
-
-
 def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: SlopeSample, taught: Trainer) -> None:
     numbers = taught.manifest.training
     limit = scalars.suitable_limit(numbers, built_in)
@@ -135,7 +129,7 @@ def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: SlopeSampl
     with refused(Code.UPDATE_TOO_LARGE, "one update could wreck the model", fix=fix):
         scalars.check(numbers.model_copy(update={"scalar_limit": 32_767}), built_in)
     learnt = taught.evaluate(200).value
-    assert learnt > 0.9
+    assert learnt > 0.9, "a fifth of the default run teaches its model the question"
     assert min(after(taught, limit), after(taught, -limit)) > learnt - 0.05
     assert max(after(taught, 32_767), after(taught, -32_767)) < 0.7
 

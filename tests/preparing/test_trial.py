@@ -83,7 +83,6 @@ def test_a_unit_that_is_fine_stays_and_others_become_a_power_of_two() -> None:
 
 @pytest.fixture
 def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Suited]:
-    """A function that tries out a tiny model."""
     monkeypatch.setattr(scalars, "SLOPES", 8)
     file = data_file(tmp_path)
     file.write_text(file.read_text() + "".join(file.read_text().splitlines(True)[1:]) * 12)
@@ -152,7 +151,6 @@ def test_the_signal_is_the_part_of_slopes_that_is_no_noise() -> None:
 def test_a_signal_out_of_bounds_is_not_believed(noise: float, bounded: float) -> None:
     seeds, slopes, bends, _ = quadratic(64, noise)
     found = suitable_rate(seeds, slopes, bends, (LAYERS, RANK), ROWS)
-    assert found
     assert found == pytest.approx(SHARE * bounded / bends.mean())
 
 
@@ -160,7 +158,6 @@ def test_a_signal_that_cannot_be_told_is_taken_for_the_largest() -> None:
     seeds, slopes, bends, _ = quadratic(64, 0.0)
     for rows in (1, ROWS, MANY_ROWS, 64):
         found = suitable_rate(seeds, slopes, bends, (LAYERS, 8 * RANK), rows)
-        assert found
         most = MOST_SIGNAL * min(rows, MANY_ROWS)
         assert found == pytest.approx(SHARE * most / bends.mean())
 

@@ -83,7 +83,6 @@ class Author:
 class Course:
     """Totals of a swarm, counted after its warm-up."""
 
-    segments: int = 0
     updates: int = 0
     sent: int = 0
     """Size of all segments, in bytes, each counted once."""
@@ -124,7 +123,6 @@ class Swarm:
             if updates:
                 heapq.heappush(agenda, (now + LATENCY, who, updates.count))
             if updates and now >= warm:
-                course.segments += 1
                 course.updates += updates.count
                 course.sent += bytes_of(updates)
                 course.progress = max(course.progress, total - made[who][updates.first])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import takewhile
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,17 +15,19 @@ from sfprotocol.events import Admit, OwnUpdates, Rebase
 from sfprotocol.fields import Values
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import Host
-from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, join, merge, without_front
 from sfprotocol.signing import extend, head_message
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
 
 
+@cache
 def signing_key(name: str) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
 
 
+@cache
 def origin_of(name: str) -> bytes:
     return signing_key(name).public_key().public_bytes_raw()
 
@@ -43,6 +46,15 @@ def signed(name: str, incarnation: int, first: int, parts: Parts, before: Parts 
     segment = Segment(state.key, first, tuple(parts), b"")
     head = head_message(RUN.run_id, feed, segment.stop, chain)
     return replace(segment, signature=signing_key(name).sign(head))
+
+
+def forked(name: str, incarnation: int = 1, before: Parts = (), scalars: tuple[int, int] = (1, 2)) -> Proof:
+    """Return the proof that the origin `name` has signed two different updates after `before`."""
+    feed, at = Feed(origin_of(name), incarnation), sum(len(part.scalars) for part in before)
+    chain = extend(Frontier(RUN).state(feed).chain, before)
+    parts = [(EpochScalars(0, (scalar,)),) for scalar in scalars]
+    one, other = (Branch(part, signed(name, incarnation, at, part, before).signature) for part in parts)
+    return Proof(feed, at, (chain, chain), (one, other))
 
 
 def own_updates(host: Host, most: int, scalar: Callable[[], Values]) -> OwnUpdates | None:

@@ -103,6 +103,14 @@ class Scripted:
         return actions
 
 
+def taught(*feeds: Feed, run: RunParameters = RUN) -> Scripted:
+    """Return a relay with a link whose peer has taught these names and claims nothing."""
+    host = Scripted(run=run)
+    host.link(1)
+    host.name(1, *feeds)
+    return host
+
+
 # -- parts of actions --------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from sfprotocol.messages import Card, Feed, Position
 from sfprotocol.rate_limit import WASTE_BURST
 from sfprotocol.signing import card_message
 from tests.protocol.feeds import RUN, signing_key
-from tests.protocol.scripted import BOB, EVE, Scripted, said, sent
+from tests.protocol.scripted import BOB, EVE, Scripted, said, sent, taught
 from tests.protocol.swarm import Node, Swarm
 
 OWL = Names("Ann", "The Owls")
@@ -40,9 +40,7 @@ def names_at(node: Node) -> dict[Feed, Names]:
 
 def eve_has(steps: int) -> Scripted:
     """Return a machine with `steps` updates of eve from link 1, whose peer never has the same digest."""
-    host = Scripted()
-    host.link(1)
-    host.name(1, EVE)
+    host = taught(EVE)
     host.hear(1, said("eve", 0, steps))
     return host
 
@@ -135,14 +133,6 @@ def test_a_new_name_is_told_after_enough_updates_since_the_last_card() -> None:
     assert names_at(bob) == {ann.own: Names()}, "a name can be taken back"
 
 
-def test_an_origin_without_a_name_sends_no_card() -> None:
-    swarm = Swarm("ann bob")
-    swarm.mesh()
-    swarm["ann"].compute(300)
-    swarm.run(5)
-    assert not swarm.total("Card")
-
-
 # -- strangers' cards --------------------------------------------------------------------------------
 
 
@@ -211,22 +201,7 @@ def test_valid_names_are_accepted(text: str) -> None:
     assert fields.text_fault(text) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a" * 33,
-        "😀" * 9,
-        " a",
-        "a ",
-        "a\nb",
-        "\x1b[31m",
-        "a\u200bb",
-        "\u202eabc",
-        "\ufeffa",
-        "\ud800",
-        "\U000e0041",
-    ],
-)
+@pytest.mark.parametrize("text", ["a" * 33, "😀" * 9, " a", "a ", "a\u200bb"])
 def test_invalid_names_are_refused(text: str) -> None:
     assert fields.text_fault(text)
 

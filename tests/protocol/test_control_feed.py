@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from sfprotocol.control_feed import ControlFeed, decision_message, extend, genes
 from sfprotocol.decisions import MAX_DECISION
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import Authority, ControlFork, Entry, Succession, Vote
-from sfprotocol.signing import Sign
 from tests.protocol.feeds import origin_of, signing_key
 
 RUN_ID = bytes(range(32))
@@ -375,10 +372,3 @@ def assert_sound(feed: ControlFeed) -> None:
         assert {entry.term for entry in feed.entries[kept.kept :]} <= {kept.term}
     if feed.frozen and not feed.misses_decisions:
         assert feed.stop < feed.forks[feed.term].stop or (kept and feed.stop == kept.kept)
-
-
-def test_the_key_of_a_deputy_or_of_a_member_signs_nothing_here() -> None:
-    signers: Iterator[Sign] = (signing_key(name).sign for name in ("dee", "bob"))
-    for sign in signers:
-        feed = feed_with(*ABC)
-        assert feed.add(3, [feed.sign(b"d", sign)]) == 0

@@ -8,12 +8,11 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sfprotocol import decisions
 from sfprotocol.errors import RemoteProtocolError
 from tests.protocol.vectors.organised import EXAMPLES
+from tests.protocol.vectors.plain import packed
 
 TAG, SALT, DIGEST = b"t" * decisions.TAG_BYTES, b"s" * 8, b"d" * 32
 
@@ -30,10 +29,6 @@ VOID = decisions.Void(0, 1, (0, 5))
 
 EVERY_KIND = {msgpack.unpackb(decisions.encode(one))[0]: one for one, _ in EXAMPLES.values()}
 """A decision of each kind, from the vectors."""
-
-
-def packed(*fields: Any) -> bytes:
-    return bytes(msgpack.packb(fields, use_bin_type=True))
 
 
 def fields_of(decision: decisions.Decision) -> list[Any]:
@@ -63,37 +58,6 @@ def test_every_kind_has_exactly_its_fields(kind: int, change: str) -> None:
         "no extensions": whole[:-1],
     }
     refused(packed(*wrong[change]))
-
-
-INTEGERS = st.one_of(st.integers(-2, 300), st.integers(0, 2**64 - 1))
-LEAVES = st.one_of(INTEGERS, st.binary(max_size=40), st.text(max_size=9), st.booleans(), st.none())
-NESTED = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
-
-
-@given(data=st.binary(max_size=80))
-def test_random_bytes_are_a_decision_in_its_one_encoding_or_refused(data: bytes) -> None:
-    assert_one_encoding(data)
-
-
-@given(kind=st.one_of(st.sampled_from(sorted(EVERY_KIND)), INTEGERS), rest=st.lists(NESTED, max_size=7))
-def test_random_fields_are_a_decision_in_its_one_encoding_or_refused(kind: int, rest: list[Any]) -> None:
-    assert_one_encoding(packed(kind, *rest))
-
-
-@given(data=st.data())
-def test_a_decision_with_one_byte_changed_is_another_one_or_refused(data: st.DataObject) -> None:
-    whole = decisions.encode(data.draw(st.sampled_from(list(EVERY_KIND.values()))))
-    place = data.draw(st.integers(0, len(whole) - 1))
-    assert_one_encoding(whole[:place] + bytes([data.draw(st.integers(0, 255))]) + whole[place + 1 :])
-
-
-def assert_one_encoding(data: bytes) -> None:
-    try:
-        decision, extensions = decisions.decode(data)
-    except RemoteProtocolError:
-        return
-    if not isinstance(decision, decisions.Unknown):
-        assert decisions.encode(decision, extensions) == data
 
 
 @pytest.mark.parametrize(
@@ -163,7 +127,6 @@ def other(decision: decisions.Decision, **fields: Any) -> bytes:
         other(EVERY_KIND[3], value=2**63),
         other(EVERY_KIND[3], rows=-1),
         packed(18, [[4, b""], [4, b""]]),
-        packed(18, [[4, b""], [3, b""]]),
         packed(18, [[2**16, b""]]),
         packed(18, [[4, "text"]]),
         packed(18, [[4]]),
@@ -226,9 +189,8 @@ def test_extensions_of_even_kinds_leave_the_state_unknown_and_odd_ones_do_not(ki
 
 
 def test_one_even_extension_among_odd_ones_is_enough() -> None:
-    assert decisions.decode(
-        decisions.encode(decisions.Finish(), (decisions.Extension(1, b""), decisions.Extension(2, b"")))
-    ).unsupported
+    extensions = decisions.Extension(1, b""), decisions.Extension(2, b"")
+    assert decisions.decode(decisions.encode(decisions.Finish(), extensions)).unsupported
 
 
 def test_a_record_that_is_no_decision_changes_nothing_whatever_its_kind() -> None:
@@ -259,18 +221,15 @@ def test_a_decision_has_at_most_192_kib() -> None:
 
 def test_a_close_that_moves_10000_feeds_fits() -> None:
     moves = tuple(decisions.Move(64 * number, 1000, TAG) for number in range(10_000))
-    assert decisions.decode(
-        decisions.encode(decisions.Close(65_535, SALT, moves))
-    ).decision == decisions.Close(65_535, SALT, moves)
+    close = decisions.Close(65_535, SALT, moves)
+    assert decisions.decode(decisions.encode(close)).decision == close
 
 
 def test_a_list_has_at_most_16384_entries() -> None:
-    most = tuple(range(decisions.MAX_MOVES))
-    assert decisions.decode(decisions.encode(decisions.Void(0, 0, most))).decision == decisions.Void(
-        0, 0, most
-    )
+    most = decisions.Void(0, 0, tuple(range(decisions.MAX_MOVES)))
+    assert decisions.decode(decisions.encode(most)).decision == most
     with pytest.raises(RemoteProtocolError):
-        decisions.encode(decisions.Void(0, 0, (*most, decisions.MAX_MOVES)))
+        decisions.encode(decisions.Void(0, 0, (*most.members, decisions.MAX_MOVES)))
 
 
 @pytest.mark.parametrize(

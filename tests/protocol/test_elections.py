@@ -13,13 +13,13 @@ from sfprotocol.control_feed import double_vote, election_message, extend, state
 from sfprotocol.decisions import Admit, Announce, Ballot, Elected, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.events import OwnDecision, OwnHandOver, Received, Transmit
+from sfprotocol.events import OwnHandOver, Received, Transmit
 from sfprotocol.messages import ELECTED_TERMS, ControlFork, DoubleVote, Statement
 from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.wire_codec import MAX_TAIL, decode, encode
 from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
-from tests.protocol.test_organised import AUTHORITY, ORGANISED, succeeded
+from tests.protocol.test_organised import AUTHORITY, ORGANISED, decide, succeeded
 
 RUN = replace(ORGANISED, organised=AUTHORITY._replace(terms=ELECTED_TERMS), version=4)
 CALM = Faults()
@@ -47,13 +47,15 @@ def swarm(names: str = "a b c", others: str = "d", seed: int = 0, faults: Faults
     return made
 
 
+@pytest.fixture
+def made() -> Swarm:
+    """Return three stand-ins, of which the first organises, and one other member."""
+    return swarm()
+
+
 def name_stand_ins(made: Swarm, names: str, by: str = "a") -> None:
     keys = tuple(StandIn(place, key_of(name)) for place, name in enumerate(names.split()))
     decide(made[by], StandIns(keys))
-
-
-def decide(node: Node, decision: decisions.Decision) -> None:
-    node.handle(OwnDecision(decisions.encode(decision)))
 
 
 def feed(node: Node):  # type: ignore[no-untyped-def]
@@ -91,8 +93,7 @@ def isolate(made: Swarm, *names: str) -> None:
             made.cut(made[name], made[other])
 
 
-def test_what_is_decided_is_held_by_more_than_half_first() -> None:
-    made = swarm()
+def test_what_is_decided_is_held_by_more_than_half_first(made: Swarm) -> None:
     isolate(made, "a")
     decide(made["a"], Announce("alone"))
     made.run(5)
@@ -168,8 +169,7 @@ def test_at_most_one_side_of_a_split_decides_and_the_other_follows(seed: int) ->
     assert len({feed(node).chain for node in made.nodes.values()}) == 1
 
 
-def test_a_restarted_organiser_goes_on_in_its_term() -> None:
-    made = swarm()
+def test_a_restarted_organiser_goes_on_in_its_term(made: Swarm) -> None:
     decide(made["a"], Announce("before"))
     made.run(1)
     made["a"].restart()
@@ -182,8 +182,7 @@ def test_a_restarted_organiser_goes_on_in_its_term() -> None:
     assert feed(made["d"]).term == 0
 
 
-def test_the_former_organiser_comes_back_as_a_stand_in() -> None:
-    made = swarm()
+def test_the_former_organiser_comes_back_as_a_stand_in(made: Swarm) -> None:
     isolate(made, "a")
     made.run(ELECTION)
     (leader,) = leaders(made)
@@ -195,8 +194,7 @@ def test_the_former_organiser_comes_back_as_a_stand_in() -> None:
     assert len(leaders(made)) == 1, "it stands in for its successor"
 
 
-def test_a_key_from_a_backup_promises_nothing_in_terms_that_had_begun() -> None:
-    made = swarm()
+def test_a_key_from_a_backup_promises_nothing_in_terms_that_had_begun(made: Swarm) -> None:
     isolate(made, "a")
     made.run(ELECTION)
     (leader,) = leaders(made)
@@ -213,8 +211,7 @@ def test_a_key_from_a_backup_promises_nothing_in_terms_that_had_begun() -> None:
     assert key.statement.candidate == b""
 
 
-def test_an_organiser_from_a_backup_leads_no_term_that_had_begun() -> None:
-    made = swarm()
+def test_an_organiser_from_a_backup_leads_no_term_that_had_begun(made: Swarm) -> None:
     made["a"].decided, made["a"].authority, made["a"].statement = [], [], None
     made["a"].restart()
     elections(made["a"]).restored = True
@@ -224,9 +221,8 @@ def test_an_organiser_from_a_backup_leads_no_term_that_had_begun() -> None:
     assert leader in "bc"
 
 
-def test_an_old_copy_of_the_organisers_folder_notices_that_it_is_one() -> None:
+def test_an_old_copy_of_the_organisers_folder_notices_that_it_is_one(made: Swarm) -> None:
     """Otherwise it would sign other decisions at positions that it has forgotten."""
-    made = swarm()
     kept = list(made["a"].decided), made["a"].statement
     decide(made["a"], Announce("forgotten"))
     made.run(2 * BEAT)
@@ -286,9 +282,8 @@ def test_others_are_named_by_more_than_half_of_both() -> None:
     assert leaders(made)[0] in "de"
 
 
-def test_whoever_was_silent_still_is_after_a_restart() -> None:
+def test_whoever_was_silent_still_is_after_a_restart(made: Swarm) -> None:
     """Neighbours repeat the organiser's last statement, which does not show that the organiser is alive."""
-    made = swarm()
     made.drop(made["a"])
     isolate(made, "b")
     made.run(LEASE + BEAT)
@@ -319,8 +314,7 @@ def test_a_false_stand_in_on_both_sides_of_a_split_costs_one_side_what_it_saw_an
     assert not any(feed(node).frozen for node in made.nodes.values())
 
 
-def test_nobody_counts_who_was_not_named() -> None:
-    made = swarm()
+def test_nobody_counts_who_was_not_named(made: Swarm) -> None:
     made.stand_ins.append("d")
     made["d"].restart()
     made.mesh()
@@ -399,9 +393,8 @@ def test_who_holds_as_many_elections_as_a_statement_has_room_for_stands_for_no_o
     assert leaders(made) == leading
 
 
-def test_no_statement_has_a_number_after_which_there_is_none() -> None:
+def test_no_statement_has_a_number_after_which_there_is_none(made: Swarm) -> None:
     """Another holder of the key may use up the numbers; the true node goes on."""
-    made = swarm()
     link = next(iter(made["c"].machine.links.values()))
     told = replace(elections(made["c"])._told(), number=(1 << 64) - 1)
     sign = signing_key("c stands in").sign
@@ -415,9 +408,8 @@ def test_no_statement_has_a_number_after_which_there_is_none() -> None:
     assert said(made["c"]) == ["goes on"]
 
 
-def test_statements_of_others_cost_a_stranger_nothing() -> None:
+def test_statements_of_others_cost_a_stranger_nothing(made: Swarm) -> None:
     """A node that is no stand-in forwards statements. A forged one is charged to the link that brought it."""
-    made = swarm()
     link = next(iter(made["d"].machine.links.values()))
     known = next(iter(elections(made["d"])._heard.values())).said
     link.waste.charge(0, 0, made.now)
@@ -428,9 +420,8 @@ def test_statements_of_others_cost_a_stranger_nothing() -> None:
     assert next(iter(elections(made["d"])._heard.values())).said == known
 
 
-def test_a_newcomer_learns_of_a_fork_of_a_term_that_was_elected() -> None:
+def test_a_newcomer_learns_of_a_fork_of_a_term_that_was_elected(made: Swarm) -> None:
     """It can check the fork only after it has the election."""
-    made = swarm()
     made.drop(made["a"])
     made.run(ELECTION)
     (leader,) = leaders(made)
@@ -446,8 +437,7 @@ def test_a_newcomer_learns_of_a_fork_of_a_term_that_was_elected() -> None:
     assert feed(made["e"]).frozen
 
 
-def test_an_organiser_hands_over_at_once() -> None:
-    made = swarm()
+def test_an_organiser_hands_over_at_once(made: Swarm) -> None:
     decide(made["a"], Announce("before"))
     made.run(BEAT)
     decide(made["a"], Announce("under way"))
@@ -475,8 +465,7 @@ def test_an_organiser_that_hands_over_decides_nothing_more() -> None:
     assert said(made["d"]) == []
 
 
-def test_somebody_goes_on_if_the_one_to_whom_it_was_handed_over_does_not() -> None:
-    made = swarm()
+def test_somebody_goes_on_if_the_one_to_whom_it_was_handed_over_does_not(made: Swarm) -> None:
     isolate(made, "c")
     made["a"].handle(OwnHandOver(key_of("c")))
     made.run(ELECTION)
@@ -486,9 +475,8 @@ def test_somebody_goes_on_if_the_one_to_whom_it_was_handed_over_does_not() -> No
     assert said(made["d"]) == ["again"]
 
 
-def test_whoever_passes_a_statement_on_cannot_leave_out_or_change_what_it_proposes() -> None:
+def test_whoever_passes_a_statement_on_cannot_leave_out_or_change_what_it_proposes(made: Swarm) -> None:
     """Otherwise the changed statement could replace the true one."""
-    made = swarm()
     bad = next(link for link in made["b"].machine.links.values() if link.peer == "d")
     good = next(link for link in made["b"].machine.links.values() if link.peer == "a")
     proposed = elections(made["a"]).decide(decisions.encode(Announce("soon")), made.now)
@@ -501,8 +489,7 @@ def test_whoever_passes_a_statement_on_cannot_leave_out_or_change_what_it_propos
     assert elections(made["b"])._ahead().stop == said.stop == feed(made["b"]).stop + 1
 
 
-def test_statements_that_nobody_has_signed_use_up_nothing_of_whose_they_seem_to_be() -> None:
-    made = swarm()
+def test_statements_that_nobody_has_signed_use_up_nothing_of_whose_they_seem_to_be(made: Swarm) -> None:
     bad = next(link for link in made["b"].machine.links.values() if link.peer == "d")
     proposed = elections(made["a"]).decide(decisions.encode(Announce("soon")), made.now)
     (said,) = {one.message for one in proposed if isinstance(one, Transmit)}

@@ -29,13 +29,9 @@ USUAL = replace(FIRST_ORDER, cells=1344, scalar_bytes=2, scalar_limit=32_767)
 LARGEST = replace(FIRST_ORDER, cells=messages.MAX_UPDATE_BYTES // 2, scalar_bytes=2)
 
 
-def forms() -> st.SearchStrategy[messages.Form]:
-    return st.builds(messages.Form, st.sampled_from((1, 2)), st.integers(1, 64))
-
-
 @st.composite
 def segments(draw: st.DrawFn) -> tuple[messages.Form, messages.Segment]:
-    form = draw(forms())
+    form = draw(st.builds(messages.Form, st.sampled_from((1, 2)), st.integers(1, 64)))
     most = 2 ** (8 * form.scalar_bytes - 1)
     update = st.tuples(*[st.integers(-most, most - 1)] * form.cells)
     epochs = draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3, unique=True))

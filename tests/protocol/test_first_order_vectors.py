@@ -17,7 +17,8 @@ from sfprotocol.decisions import RateFrom
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import EpochScalars, Form
 from sfprotocol.run_state import multiplier
-from tests.protocol.test_vectors import as_json, load, read_message
+from tests.protocol.test_vectors import as_json, read_message
+from tests.protocol.vectors.plain import load
 
 VECTORS = load("first_order.json")
 RUN = VECTORS["run"]

@@ -152,9 +152,14 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-def puppet() -> tuple[Puppet, Host, CountingStore]:
+def puppet(*actions: events.Action) -> tuple[Puppet, Host, CountingStore]:
+    """Return a machine, which answers a new link with `actions` if there are any, its host and its store."""
     machine, store = machine_of(Puppet), CountingStore()
-    return machine, Host(machine, store), store
+    host = Host(machine, store)
+    if actions:
+        host.post(events.LinkUp(1, ""))
+        machine.script[events.LinkUp] = [*actions]
+    return machine, host, store
 
 
 def sent(effects: list[Effect], kind: type[messages.Message]) -> list[Send]:
@@ -242,9 +247,7 @@ def test_nothing_comes_out_before_the_commit_and_everything_after_it_in_order() 
 
 
 def test_a_round_without_anything_to_write_has_no_commit() -> None:
-    machine, host, _ = puppet()
-    host.post(events.LinkUp(1, ""))
-    machine.script[events.LinkUp] = [events.Transmit(1, messages.Goodbye("so long"))]
+    _, host, _ = puppet(events.Transmit(1, messages.Goodbye("so long")))
     assert host.decide(0.0) is None
     [effect] = host.carry_out()
     assert isinstance(effect, Send)
@@ -303,11 +306,9 @@ def test_lookups_answer_in_the_next_round() -> None:
     ann = Ann()
     ann.say(1, 2, 3)
     ann.round()
-    machine, host, _ = puppet()
-    host._store = ann.store
-    host.post(events.LinkUp(1, ""))
     against = messages.Segment(1, 1, (messages.EpochScalars(0, (9,)),), bytes(64))
-    machine.script[events.LinkUp] = [events.Serve(1, ANN, 0, 3), events.Examine(1, ANN, against)]
+    machine, host, _ = puppet(events.Serve(1, ANN, 0, 3), events.Examine(1, ANN, against))
+    host._store = ann.store
     host.decide(0.0)
     host.carry_out()
     host.decide(0.0)
@@ -320,11 +321,9 @@ def test_lookups_answer_in_the_next_round() -> None:
 
 def test_what_no_message_holds_is_left_to_others_and_more_can_be_served() -> None:
     """The only earlier signature belonged to a history whose end was replaced."""
-    machine, host, store = puppet()
+    machine, host, store = puppet(events.Serve(1, ANN, 0, 3))
     long = messages.Segment(1, 0, (messages.EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
     store.read = lambda feed, first, most: long  # type: ignore[method-assign]
-    host.post(events.LinkUp(1, ""))
-    machine.script[events.LinkUp] = [events.Serve(1, ANN, 0, 3)]
     host.decide(0.0)
     assert host.carry_out() == []
     host.decide(0.0)
@@ -333,19 +332,15 @@ def test_what_no_message_holds_is_left_to_others_and_more_can_be_served() -> Non
 
 @pytest.mark.parametrize("action", [events.Serve(1, EVE, 0, 0), events.ShowProof(1, EVE)])
 def test_to_rely_on_what_the_log_lacks_is_our_own_fault_and_loud(action: events.Action) -> None:
-    machine, host, _ = puppet()
-    host.post(events.LinkUp(1, ""))
-    machine.script[events.LinkUp] = [action]
+    _, host, _ = puppet(action)
     host.decide(0.0)
     with pytest.raises(LocalProtocolError):
         host.carry_out()
 
 
 def test_for_a_link_that_is_gone_nothing_is_read_or_sent() -> None:
-    machine, host, store = puppet()
-    host.post(events.LinkUp(1, ""))
     goodbye, drop = events.Transmit(1, messages.Goodbye("")), events.Drop(1, "L2: late")
-    machine.script[events.LinkUp] = [events.Serve(1, EVE, 0, 0), events.ShowProof(1, EVE), goodbye, drop]
+    _, host, store = puppet(events.Serve(1, EVE, 0, 0), events.ShowProof(1, EVE), goodbye, drop)
     host.decide(0.0)
     host.post(events.LinkDown(1))  # during the commit
     assert host.carry_out() == []
@@ -353,13 +348,8 @@ def test_for_a_link_that_is_gone_nothing_is_read_or_sent() -> None:
 
 
 def test_what_is_said_before_a_drop_is_sent_and_a_link_is_closed_once() -> None:
-    machine, host, _ = puppet()
-    host.post(events.LinkUp(1, ""))
-    machine.script[events.LinkUp] = [
-        events.Transmit(1, messages.Goodbye("a")),
-        events.Drop(1, ""),
-        events.Drop(1, "L2: late"),
-    ]
+    said = events.Transmit(1, messages.Goodbye("a"))
+    _, host, _ = puppet(said, events.Drop(1, ""), events.Drop(1, "L2: late"))
     host.decide(0.0)
     goodbye, close = host.carry_out()
     assert isinstance(goodbye, Send)

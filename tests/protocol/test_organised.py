@@ -14,7 +14,7 @@ from sfprotocol.join_requests import SEND_AGAIN, join_request_message
 from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
 from sfprotocol.run_state import Span
 from sfprotocol.signing import extend, genesis
-from tests.protocol.feeds import RUN, origin_of, own_updates, signed, signing_key
+from tests.protocol.feeds import RUN, forked, origin_of, own_updates, signed, signing_key
 from tests.protocol.organised import closing
 from tests.protocol.swarm import Node, Swarm
 
@@ -37,6 +37,12 @@ def swarm(
         decide(made["a"], Admit(origin_of(name), quota, 0))
     made.run(2)
     return made
+
+
+@pytest.fixture
+def made() -> Swarm:
+    """Return three members, of which the first organises."""
+    return swarm()
 
 
 def decide(node: Node, decision: decisions.Decision) -> None:
@@ -89,17 +95,13 @@ def test_a_proof_against_a_stranger_is_neither_kept_nor_passed_on() -> None:
     """Keys are free, and a proof may take 82 kB. So only proofs against members are stored."""
     made = swarm("a b")
     stranger = messages.Feed(origin_of("stranger"), 0)
-    chain = genesis(RUN.run_id, stranger)
-    one, other = (signed("stranger", 0, 0, [messages.EpochScalars(0, (scalar,))]) for scalar in (1, 2))
-    branches = messages.Branch(one.parts, one.signature), messages.Branch(other.parts, other.signature)
-    link = next(iter(made["a"].machine.links))
-    shown = messages.Proof(stranger, 0, (chain, chain), branches)
-    made["a"].handle(Received(link, wire_codec.encode(shown)))
+    shown = Received(next(iter(made["a"].machine.links)), wire_codec.encode(forked("stranger", 0)))
+    made["a"].handle(shown)
     made.run(2)
     assert not any(made[name].machine.frontier.is_cut(stranger) for name in "ab")
     decide(made["a"], Admit(stranger.origin, QUOTA, 0))
     made.run(2)
-    made["a"].handle(Received(link, wire_codec.encode(shown)))
+    made["a"].handle(shown)
     made.run(2)
     assert all(made[name].machine.frontier.is_cut(stranger) for name in "ab")
 
@@ -117,8 +119,7 @@ def test_nobody_makes_updates_while_what_is_closed_reaches_the_budget() -> None:
     assert made["b"].compute()
 
 
-def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
-    made = swarm()
+def test_a_quota_bounds_the_updates_of_an_epoch(made: Swarm) -> None:
     assert made["b"].compute(QUOTA + 10)
     made.run(2)
     assert made["c"].machine.frontier.known == QUOTA
@@ -165,8 +166,7 @@ def test_after_short_epochs_members_make_no_more_than_twice_as_much_for_the_next
     assert made["b"].machine.organised.room(made["b"].own) == 2 * LEAST_USUAL, "after a quiet night, too"
 
 
-def test_seals_say_what_counts_and_everybody_agrees() -> None:
-    made = swarm()
+def test_seals_say_what_counts_and_everybody_agrees(made: Swarm) -> None:
     for name in "abc":
         made[name].compute(7)
     made.run(2)
@@ -181,8 +181,7 @@ def test_seals_say_what_counts_and_everybody_agrees() -> None:
     assert same(made)
 
 
-def test_what_is_to_be_skipped_can_be_left_out_of_what_is_named() -> None:
-    made = swarm()
+def test_what_is_to_be_skipped_can_be_left_out_of_what_is_named(made: Swarm) -> None:
     for name in "ab":
         made[name].compute(7)
     made.run(2)
@@ -196,8 +195,7 @@ def test_what_is_to_be_skipped_can_be_left_out_of_what_is_named() -> None:
     assert organised.named(1, [b]) == organised.named(0)
 
 
-def test_what_a_restarted_node_has_kept_is_what_counts() -> None:
-    made = swarm()
+def test_what_a_restarted_node_has_kept_is_what_counts(made: Swarm) -> None:
     made["b"].compute(9)
     made.run(2)
     close(made["a"])
@@ -211,8 +209,7 @@ def test_what_a_restarted_node_has_kept_is_what_counts() -> None:
     assert same(made)
 
 
-def test_a_revoked_origin_makes_no_more_and_keeps_what_was_named() -> None:
-    made = swarm()
+def test_a_revoked_origin_makes_no_more_and_keeps_what_was_named(made: Swarm) -> None:
     made["b"].compute(9)
     made.run(2)
     close(made["a"])
@@ -226,9 +223,8 @@ def test_a_revoked_origin_makes_no_more_and_keeps_what_was_named() -> None:
     assert same(made)
 
 
-def test_what_a_revoked_origin_has_not_signed_does_not_end_its_feed() -> None:
+def test_what_a_revoked_origin_has_not_signed_does_not_end_its_feed(made: Swarm) -> None:
     """Otherwise a forged update could end the feed, and its remaining valid updates would be refused."""
-    made = swarm()
     made["b"].compute(3)
     made.run(2)
     made.cut(made["a"], made["b"]), made.cut(made["b"], made["c"])
@@ -255,7 +251,6 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
     made.cut(made["a"], made["b"]), made.cut(made["a"], made["d"])
     made.cut(made["c"], made["b"]), made.cut(made["c"], made["d"])
     decide(made["a"], Budget(17))
-    record = decisions.encode(Budget(18))
     made["b"].machine.organised.control._sign = signing_key("organiser").sign
     decide(made["b"], Budget(18))
     made.run(2)
@@ -265,7 +260,6 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
     assert all(feed.frozen for feed in feeds)
     assert {feed.stop for feed in feeds} == {4}
     assert same(made)
-    assert record
     made["d"].handle(succeeded(made["d"], feeds[0].stop))
     made["d"].machine.organised.control._sign = signing_key("new").sign
     decide(made["d"], Budget(19))
@@ -540,8 +534,7 @@ def test_a_run_that_is_complete_makes_no_updates(decision: decisions.Decision) -
     assert not made["b"].compute()
 
 
-def test_what_an_epoch_has_named_can_be_told_from_what_came_after_its_close() -> None:
-    made = swarm()
+def test_what_an_epoch_has_named_can_be_told_from_what_came_after_its_close(made: Swarm) -> None:
     feed = made["b"].own
     for steps in (5, 3):
         made["b"].compute(steps)
@@ -557,8 +550,7 @@ def test_what_an_epoch_has_named_can_be_told_from_what_came_after_its_close() ->
     assert organised.named(1)[feed].rates == made["c"].machine.counted(feed).rates
 
 
-def test_void_and_amend_take_back_what_was_counted() -> None:
-    made = swarm()
+def test_void_and_amend_take_back_what_was_counted(made: Swarm) -> None:
     for steps in (4, 6):
         for name in "bc":
             made[name].compute(steps)
@@ -576,8 +568,7 @@ def test_void_and_amend_take_back_what_was_counted() -> None:
     assert same(made)
 
 
-def test_a_node_whose_feed_is_ended_goes_on_with_another() -> None:
-    made = swarm()
+def test_a_node_whose_feed_is_ended_goes_on_with_another(made: Swarm) -> None:
     for steps in (4, 6):
         made["c"].compute(steps)
         made.run(2)
@@ -603,8 +594,7 @@ def test_a_node_whose_feed_is_ended_goes_on_with_another() -> None:
     assert same(made)
 
 
-def test_updates_that_were_begun_before_a_revocation_are_not_signed_after_it() -> None:
-    made = swarm()
+def test_updates_that_were_begun_before_a_revocation_are_not_signed_after_it(made: Swarm) -> None:
     made["b"].compute(9)
     made.run(2)
     begun = own_updates(made["b"].host, 3, lambda: 1)
@@ -674,9 +664,8 @@ def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> No
     assert made["a"].machine.organised.control.feed.misses_decisions, "what was kept is nowhere any more"
 
 
-def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_where_it_is() -> None:
+def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_where_it_is(made: Swarm) -> None:
     """Otherwise the two machines would replace each other with every epoch, until no incarnation is left."""
-    made = swarm()
     made["c"].compute(3)
     made.run(2)
     close(made["a"])

@@ -58,10 +58,7 @@ def test_a_long_answer_goes_in_several_segments_one_after_the_other() -> None:
 
 
 def test_segments_that_are_merged_go_with_the_smallest_hop_count() -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    host.link(2)
+    host, _ = tree(1, 2)
     hops = [9, 3, 7]
     served = [
         serve
@@ -81,9 +78,10 @@ def test_a_full_frontier_is_told_in_pages() -> None:
     assert pages[1].known == MAX_ENTRIES + 1
 
 
-def test_a_stalled_link_costs_no_memory_and_later_gets_everything_in_one_segment() -> None:
-    swarm = Swarm("ann bob")
+def test_a_stalled_link_costs_no_memory_holds_up_no_other_and_gets_everything_in_one_segment() -> None:
+    swarm = Swarm("ann bob cid")
     out, _ = swarm.connect(swarm["ann"], swarm["bob"])
+    swarm.connect(swarm["ann"], swarm["cid"])
     swarm.run(1)
     swarm["ann"].compute()
     swarm.stall(out)
@@ -92,24 +90,11 @@ def test_a_stalled_link_costs_no_memory_and_later_gets_everything_in_one_segment
         swarm.run(0.2)
     link = swarm["ann"].machine.links[out.link]
     assert len(link.outbox.dirty) == 1
+    assert swarm["cid"].machine.frontier.known == 41
     swarm.forget_costs()
     swarm.resume(out)
     swarm.run_until_equal(3)
     assert swarm["ann"].sent["Segment"] <= 2
-
-
-def test_a_slow_link_does_not_hold_up_a_fast_one() -> None:
-    swarm = Swarm("ann bob cid")
-    slow, _ = swarm.connect(swarm["ann"], swarm["bob"])
-    swarm.connect(swarm["ann"], swarm["cid"])
-    swarm.run(1)
-    swarm.stall(slow)
-    for _ in range(10):
-        swarm["ann"].compute()
-        swarm.run(0.3)
-    assert swarm["cid"].machine.frontier.known == 10
-    swarm.resume(slow)
-    swarm.run_until_equal(3)
 
 
 def test_a_burst_is_bounded_by_segments() -> None:
@@ -165,20 +150,14 @@ def test_a_want_that_is_being_served_already_is_not_served_twice() -> None:
 
 @pytest.mark.parametrize("hops", [0, 7, TTL - 2])
 def test_a_forwarded_segment_has_one_hop_more(hops: int) -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    host.link(2)
+    host, _ = tree(1, 2)
     segment = said("bob", 0, 1)
     actions = host.hear(1, replace(segment, hops=hops))
     assert [(serve.link, serve.hops) for serve in serves(actions)] == [(2, hops + 1)]
 
 
 def test_beyond_the_ttl_a_segment_is_admitted_and_announced_only() -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    host.link(2)
+    host, _ = tree(1, 2)
     segment = said("bob", 0, 1)
     actions = host.hear(1, replace(segment, hops=TTL - 1))
     assert host.machine.frontier.known == 1
@@ -188,10 +167,7 @@ def test_beyond_the_ttl_a_segment_is_admitted_and_announced_only() -> None:
 
 
 def test_an_answer_has_hop_count_0() -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    host.link(2)
+    host, _ = tree(1, 2)
     segment = said("bob", 0, 1)
     host.hear(1, replace(segment, hops=TTL - 1))
     host.name(2, BOB)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -18,20 +17,26 @@ from sfprotocol.messages import EpochScalars, Feed, Position
 from sfprotocol.own_feed import ENOUGH, EPOCH_SHARE, MAX_WAIT, MIN_INTERVAL, SEEN_SHARES, Coalescing
 from tests.protocol import authors, scripted
 from tests.protocol.authors import LATENCY, Author, feed, parameters
+from tests.protocol.scripted import Scripted
 from tests.protocol.swarm import Swarm
 
 RENEWED = Feed(scripted.ANN.origin, scripted.NEW_INCARNATION)
 ONE = (EpochScalars(0, (1,)),)
 
 
+@pytest.fixture
+def host() -> Scripted:
+    """Return a node that asks whether its feed of three updates is the whole one."""
+    return Scripted(scripted.ANN, proven=False, past=3)
+
+
 def test_a_node_without_a_past_computes_at_once() -> None:
-    host = scripted.Scripted(scripted.ANN)
+    host = Scripted(scripted.ANN)
     assert host.machine.may_compute
     assert scripted.admits(host.event(OwnUpdates(scripted.ANN, 0, ONE)))
 
 
-def test_a_node_with_a_past_does_not_compute_while_it_asks() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_node_with_a_past_does_not_compute_while_it_asks(host: Scripted) -> None:
     assert not host.machine.may_compute
     with pytest.raises(LocalProtocolError):
         host.event(OwnUpdates(scripted.ANN, 3, ONE))
@@ -39,16 +44,14 @@ def test_a_node_with_a_past_does_not_compute_while_it_asks() -> None:
     assert not host.machine.may_compute
 
 
-def test_a_node_with_a_witness_continues_its_feed() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_node_with_a_witness_continues_its_feed(host: Scripted) -> None:
     assert scripted.continued(host.link(1, Position(scripted.ANN, 3))) == []
     assert host.machine.may_compute
     assert host.machine.own == scripted.ANN
     assert scripted.admits(host.event(OwnUpdates(scripted.ANN, 3, ONE)))
 
 
-def test_a_peer_is_a_witness_only_after_its_last_summary() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_peer_is_a_witness_only_after_its_last_summary(host: Scripted) -> None:
     host.greet(1)
     host.hear(1, host.summary(Position(scripted.ANN, 3), more=True))
     assert not host.machine.may_compute
@@ -56,47 +59,42 @@ def test_a_peer_is_a_witness_only_after_its_last_summary() -> None:
     assert host.machine.may_compute
 
 
-def test_a_peer_that_knows_nothing_of_us_is_no_witness() -> None:
+def test_a_peer_that_knows_nothing_of_us_is_no_witness(host: Scripted) -> None:
     # A newcomer's empty list used to prove the feed of a restored backup, which then forked.
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.link(1, Position(scripted.ANN, 0), Position(scripted.BOB, 9))
     assert not host.machine.may_compute
 
 
 @pytest.mark.parametrize(("theirs_of_bob", "witness"), [(4, False), (5, True), (6, True)])
 def test_a_peer_that_lacks_our_tail_is_a_witness_if_it_lacks_nothing_else(
-    theirs_of_bob: int, witness: bool
+    theirs_of_bob: int, witness: bool, host: Scripted
 ) -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.machine.frontier.advance(scripted.BOB, 5, bytes(32), 0)
     host.link(1, Position(scripted.ANN, 2), Position(scripted.BOB, theirs_of_bob))
     assert host.machine.may_compute == witness
 
 
-def test_a_peer_that_knows_all_of_our_feed_is_a_witness_whatever_else_it_lacks() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_peer_that_knows_all_of_our_feed_is_a_witness_whatever_else_it_lacks(host: Scripted) -> None:
     host.machine.frontier.advance(scripted.BOB, 5, bytes(32), 0)
     host.link(1, Position(scripted.ANN, 3))
     assert host.machine.may_compute
 
 
-def test_a_peer_that_has_our_feed_from_ourselves_is_no_witness() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_peer_that_has_our_feed_from_ourselves_is_no_witness(host: Scripted) -> None:
     host.link(1)
     host.hear(1, host.summary(Position(scripted.ANN, 3)))
     assert not host.machine.may_compute
 
 
-def overtaken() -> scripted.Scripted:
+@pytest.fixture
+def overtaken(host: Scripted) -> Scripted:
     """Return a node with 3 own updates in its log, after a peer has shown two more."""
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.link(1, Position(scripted.ANN, 5))
     host.hear(1, scripted.said("ann", 3, 5))
     return host
 
 
-def test_a_peer_that_shows_more_means_a_new_incarnation_before_any_computing() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_peer_that_shows_more_means_a_new_incarnation_before_any_computing(host: Scripted) -> None:
     asked = host.link(1, Position(scripted.ANN, 5), Position(scripted.BOB, 9))
     assert not host.machine.may_compute
     assert scripted.wants(asked)[0] == (1, (Position(scripted.ANN, 3),)), "our own feed first"
@@ -106,9 +104,8 @@ def test_a_peer_that_shows_more_means_a_new_incarnation_before_any_computing() -
     assert scripted.admits(host.event(OwnUpdates(RENEWED, 0, ONE)))
 
 
-def test_a_bare_claim_does_not_cost_the_incarnation_of_a_node_with_a_witness() -> None:
+def test_a_bare_claim_does_not_cost_the_incarnation_of_a_node_with_a_witness(host: Scripted) -> None:
     # Anybody could end a feed by claiming to have more of it; a thousand restarts left a thousand feeds.
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     assert scripted.continued(host.link(1, Position(scripted.ANN, 5))) == []
     host.link(2, Position(scripted.ANN, 3))
     assert not host.machine.may_compute, "what is claimed may still be shown"
@@ -117,42 +114,39 @@ def test_a_bare_claim_does_not_cost_the_incarnation_of_a_node_with_a_witness() -
     assert scripted.admits(host.event(OwnUpdates(scripted.ANN, 3, ONE)))
 
 
-def test_a_claim_that_is_shown_in_time_outweighs_a_witness() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_claim_that_is_shown_in_time_outweighs_a_witness(host: Scripted) -> None:
     host.link(1, Position(scripted.ANN, 5))
     host.link(2, Position(scripted.ANN, 3))
     host.wait(ASK_TIMEOUT / 2)
     assert scripted.continued(host.hear(1, scripted.said("ann", 3, 5))) == [RENEWED]
 
 
-def test_who_claims_more_is_no_witness() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_who_claims_more_is_no_witness(host: Scripted) -> None:
     host.link(1, Position(scripted.ANN, 5))
     assert scripted.continued(host.wait(ASK_TIMEOUT - 1)) == []
     assert scripted.continued(host.wait(2)) == [RENEWED], "as if it had said nothing"
 
 
-def test_a_claim_of_more_of_our_feed_that_is_forged_shows_nothing() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_a_claim_of_more_of_our_feed_that_is_forged_shows_nothing(host: Scripted) -> None:
     host.link(1, Position(scripted.ANN, 5))
     forged = replace(scripted.said("ann", 3, 5), signature=bytes(64))
     assert scripted.continued(host.hear(1, forged)) == []
     assert host.machine.own == scripted.ANN
 
 
-def test_updates_computed_for_the_old_incarnation_are_thrown_away() -> None:
-    assert overtaken().event(OwnUpdates(scripted.ANN, 5, ONE)) == []
+def test_updates_computed_for_the_old_incarnation_are_thrown_away(overtaken: Scripted) -> None:
+    assert overtaken.event(OwnUpdates(scripted.ANN, 5, ONE)) == []
 
 
 def test_being_overtaken_later_means_a_new_incarnation_too() -> None:
-    host = scripted.Scripted(scripted.ANN)
+    host = Scripted(scripted.ANN)
     host.event(OwnUpdates(scripted.ANN, 0, (EpochScalars(0, (0, 1)),)))
     assert scripted.continued(host.link(1, Position(scripted.ANN, 4))) == [], "anybody can say so"
     assert scripted.continued(host.hear(1, scripted.said("ann", 2, 4))) == [RENEWED]
 
 
 def test_an_unknown_segment_of_our_own_feed_means_a_new_incarnation() -> None:
-    host = scripted.Scripted(scripted.ANN)
+    host = Scripted(scripted.ANN)
     host.event(OwnUpdates(scripted.ANN, 0, (EpochScalars(0, (0, 1)),)))
     host.link(1)
     behind_a_gap = host.hear(1, scripted.said("ann", 3, 4))
@@ -163,8 +157,7 @@ def test_an_unknown_segment_of_our_own_feed_means_a_new_incarnation() -> None:
     assert scripted.continued(host.hear(1, scripted.said("ann", 2, 4))) == [RENEWED]
 
 
-def test_without_a_witness_a_new_incarnation_begins_after_the_timeout() -> None:
-    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+def test_without_a_witness_a_new_incarnation_begins_after_the_timeout(host: Scripted) -> None:
     host.link(1)
     assert scripted.continued(host.wait(ASK_TIMEOUT - 0.1)) == []
     assert scripted.continued(host.wait(0.2)) == [RENEWED]
@@ -174,20 +167,20 @@ def test_without_a_witness_a_new_incarnation_begins_after_the_timeout() -> None:
 
 def test_an_own_feed_without_updates_is_replaced_without_waiting() -> None:
     # No peer can vouch for nothing: whoever has not heard of the feed may just not have heard of it yet.
-    host = scripted.Scripted(scripted.ANN, proven=False)
+    host = Scripted(scripted.ANN, proven=False)
     host.link(1)
     assert not host.machine.may_compute
     assert scripted.continued(host.wait(0)) == [RENEWED]
 
 
 def test_a_relay_asks_for_no_witness() -> None:
-    host = scripted.Scripted(None, proven=False)
+    host = Scripted(None, proven=False)
     assert scripted.continued(host.wait(60)) == []
     assert not host.machine.may_compute
 
 
 def test_a_complete_run_makes_no_more_updates_but_admits_them() -> None:
-    host = scripted.Scripted(scripted.ANN)
+    host = Scripted(scripted.ANN)
     for first in (0, 2500):
         host.event(OwnUpdates(scripted.ANN, first, (EpochScalars(0, (1,) * 2500),)))
     assert host.machine.complete
@@ -216,20 +209,6 @@ def test_a_restored_backup_does_not_fork_even_if_a_newcomer_is_met_first() -> No
     assert (len(swarm.oracle), len(origins)) == (2, 1)
 
 
-def test_a_node_that_was_killed_goes_on_with_its_feed() -> None:
-    swarm = Swarm("ann bob cid")
-    swarm.mesh()
-    swarm["ann"].compute(3)
-    swarm.run_until_equal(2)
-    swarm["ann"].restart()
-    assert not swarm["ann"].compute()
-    swarm.mesh()
-    swarm.run(1)
-    assert swarm["ann"].compute()
-    swarm.run_until_equal(2)
-    assert len(swarm.oracle) == 1
-
-
 def test_a_tail_that_was_logged_and_never_sent_still_reaches_everybody() -> None:
     swarm = Swarm("ann bob")
     swarm.connect(swarm["ann"], swarm["bob"])
@@ -245,8 +224,8 @@ def test_a_tail_that_was_logged_and_never_sent_still_reaches_everybody() -> None
     assert len(swarm.oracle) == 1, "and the feed goes on"
 
 
-def test_a_new_feed_is_named_and_flooded_on_links_that_are_up() -> None:
-    actions = overtaken().event(OwnUpdates(RENEWED, 0, ONE))
+def test_a_new_feed_is_named_and_flooded_on_links_that_are_up(overtaken: Scripted) -> None:
+    actions = overtaken.event(OwnUpdates(RENEWED, 0, ONE))
     assert [entry.feed for _, summary in scripted.summaries(actions) for entry in summary.entries] == [
         RENEWED
     ]
@@ -281,14 +260,6 @@ def test_what_waits_is_due_although_no_more_comes() -> None:
         author.make(second)
     assert author.coalescing.count == 1
     assert author.coalescing.deadline() == 2.0 + MAX_WAIT
-
-
-def test_a_fast_author_signs_ten_times_a_second() -> None:
-    author = Author(LONG)
-    for step in range(10_000):
-        author.make(step / 1000)
-    assert min(b - a for a, b in pairwise(author.taken_at)) >= MIN_INTERVAL - 1e-9
-    assert len(author.taken) <= 10 / MIN_INTERVAL + 1
 
 
 def test_the_progress_of_others_that_become_faster_ends_the_wait() -> None:

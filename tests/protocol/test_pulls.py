@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Ahead, Branch, EpochScalars, Feed, Have, Position, Proof, Want
+from sfprotocol.messages import Ahead, EpochScalars, Feed, Have, Position, Want
 from sfprotocol.pulls import Pulls
-from sfprotocol.signing import extend, genesis
-from tests.protocol.feeds import RUN, origin_of, signed
+from tests.protocol.feeds import RUN, forked, origin_of
 from tests.protocol.scripted import Scripted, said
 
 NAMES = ("bob", "cid", "eve")
@@ -78,10 +77,7 @@ class Peers:
     def fork(self, link: int, name: str, step: int) -> None:
         """Show a proof that the origin has signed two different updates after `step` updates."""
         before = [EpochScalars(0, tuple(range(step)))] if step else []
-        chain = extend(genesis(RUN.run_id, FEEDS[name]), before)
-        parts = [(EpochScalars(0, (scalar,)),) for scalar in (step, -step - 1)]
-        one, other = (Branch(part, signed(name, 1, step, part, before).signature) for part in parts)
-        self.host.hear(link, Proof(FEEDS[name], step, (chain, chain), (one, other)))
+        self.host.hear(link, forked(name, 1, before, (step, -step - 1)))
 
     def down(self, link: int) -> None:
         self.host.unlink(link)

@@ -13,10 +13,9 @@ from sfprotocol import frontier as frontier_module
 from sfprotocol import signing
 from sfprotocol.events import Action, Cut, Evict, OwnUpdates
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import Branch, EpochScalars, Feed, Position, Proof
+from sfprotocol.messages import EpochScalars, Feed, Position
 from sfprotocol.own_feed import fresh
-from sfprotocol.signing import genesis
-from tests.protocol.feeds import RUN, origin_of, signed
+from tests.protocol.feeds import RUN, forked, origin_of, signed
 from tests.protocol.scripted import ANN, NEW_INCARNATION, Scripted, admits, continued, drops, said, wants
 from tests.protocol.swarm import Swarm
 
@@ -39,15 +38,6 @@ BY_WORK = sorted(NAMES, key=lambda name: work(feed_of(name)))
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier_module, "MAX_FEEDS", ROOM)
-
-
-def forked(name: str) -> Proof:
-    """Return the proof that the origin has signed two different first updates."""
-    feed = feed_of(name)
-    chain = genesis(RUN.run_id, feed)
-    parts = [(EpochScalars(0, (scalar,)),) for scalar in (1, 2)]
-    one, other = (Branch(part, signed(name, 1, 0, part).signature) for part in parts)
-    return Proof(feed, 0, (chain, chain), (one, other))
 
 
 def evictions(actions: list[Action]) -> list[tuple[Feed, int]]:
@@ -250,12 +240,7 @@ def test_who_fills_a_run_and_forks_its_feed_leaves_nobody_in_the_last_epoch() ->
     host.hear(1, signed("bob", 1, 0, filling))
     assert host.machine.epoch == 99
     host.event(OwnUpdates(ANN, 0, (EpochScalars(99, (1,)),)))
-    feed = feed_of("bob")
-    chain = genesis(RUN.run_id, feed)
-    branches = [(EpochScalars(0, (scalar,)),) for scalar in (1, 2)]
-    one, other = (Branch(part, signed("bob", 1, 0, part).signature) for part in branches)
-    cut = Proof(feed, 0, (chain, chain), (one, other))
-    assert continued(host.hear(1, cut)) == [Feed(ANN.origin, NEW_INCARNATION)]
+    assert continued(host.hear(1, forked("bob"))) == [Feed(ANN.origin, NEW_INCARNATION)]
     assert host.machine.epoch == 0
 
 

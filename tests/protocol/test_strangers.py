@@ -5,20 +5,18 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from sfprotocol import messages, rate_limit, wire_codec
-from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import INCARNATIONS, Admit
-from sfprotocol.events import OwnSuccession, Received
 from sfprotocol.link import Link
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.wire_codec import MAX_ENTRIES
-from tests.protocol.feeds import RUN, origin_of, signing_key
+from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm, Wire
-from tests.protocol.test_organised import QUOTA, close, decide, same, swarm
+from tests.protocol.test_floors import hear
+from tests.protocol.test_organised import QUOTA, close, decide, same, succeeded, swarm
 from tests.protocol.test_pulls import calls
 
 LINE = Faults(latency=(0.05, 0.05))
@@ -44,13 +42,6 @@ def claims(feeds: list[messages.Feed], following: int = 9) -> messages.Summary:
 def link_to(node: Node, peer: Node) -> Link:
     (wire,) = (wire for wire in node.wires.values() if wire.receiver is peer)
     return node.machine.links[wire.link]
-
-
-def hear(node: Node, peer: Node, *said: messages.Message) -> None:
-    """Let frames arrive that `peer` would not send."""
-    link = link_to(node, peer).id
-    for message in said:
-        node.handle(Received(link, wire_codec.encode(message, RUN.scalar_bytes)))
 
 
 def grown(work: Callable[[], None]) -> int:
@@ -261,10 +252,7 @@ def test_who_drops_decisions_has_everybody_tell_again() -> None:
     made["c"].compute(3)
     made.run(2)
     feed = made["b"].machine.organised.control.feed
-    succession = messages.Succession(1, feed.stop - 1, feed.chains[-2], origin_of("new"), ())
-    message = succession_message(RUN.run_id, succession)
-    votes = tuple(messages.Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
-    made["b"].handle(OwnSuccession(replace(succession, votes=votes)))
+    made["b"].handle(succeeded(made["b"], feed.stop - 1))
     made.run(5)
     assert made["b"].machine.organised.run_state.member(origin_of("c")) is None
     assert all(node.sent["Want"] >= 2 for node in made.nodes.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, is_dataclass, replace
 from typing import Any
 
@@ -23,9 +22,8 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.signing import signed_by
 from tests.protocol.vectors import generate
-from tests.protocol.vectors.plain import name_of
+from tests.protocol.vectors.plain import FOLDER, load, name_of
 
-VECTORS = generate.FOLDER
 HEX_FIELDS = {
     "candidate",
     "ballot",
@@ -43,17 +41,13 @@ HEX_FIELDS = {
 }
 
 
-def load(name: str) -> Any:
-    return json.loads((VECTORS / name).read_text(encoding="utf-8"))
-
-
 SEEDS, MANIFEST, SIGNING, CODEC, FLOOD, ORGANISED = (
     load(f"{name}.json") for name in ("seeds", "manifest", "signing", "codec", "flood", "organised")
 )
 
 
 def test_the_files_are_what_the_generator_writes() -> None:
-    kept = {path.name: path.read_text(encoding="utf-8") for path in VECTORS.glob("*.json")}
+    kept = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
     assert generate.vectors() == kept, "run: make vectors"
 
 

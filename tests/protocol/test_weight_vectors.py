@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from pathlib import Path
@@ -21,10 +20,10 @@ from sfnode.manifest.training import Training
 from sfnode.models import bases
 from sfnode.models.targets import Form, TargetSite
 from sfprotocol.seeds import basis_signs
+from tests.protocol.vectors.plain import load
+from tests.protocol.vectors.weights import bits
 
-VECTORS = json.loads(
-    (Path(__file__).parents[2] / "protocol" / "vectors" / "weights.json").read_text(encoding="utf-8")
-)
+VECTORS = load("weights.json")
 
 
 def kind(vector: dict[str, Any]) -> str:
@@ -35,11 +34,6 @@ def kind(vector: dict[str, Any]) -> str:
 def number(bits: str) -> float:
     found: float = struct.unpack(">f", bytes.fromhex(bits))[0]
     return found
-
-
-def bits(value: float) -> str:
-    """Return the bits of the nearest binary32 number, in hexadecimal."""
-    return struct.pack(">f", value).hex()
 
 
 def rate(schedule: str, learning_rate: float, epoch: int, epochs: int) -> float:

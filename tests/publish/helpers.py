@@ -13,8 +13,6 @@ PEER = "/dns4/boot.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wX
 
 
 class Page(HTMLParser):
-    """A parsed page."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str]]] = []

@@ -44,8 +44,6 @@ def manifest_of(**changes: object) -> Manifest:
 
 
 class Author:
-    """The author of one feed."""
-
     def __init__(self, run_id: bytes, name: str, names: Names) -> None:
         self._key, self._run_id, self.names = signing_key(name), run_id, names
         self.feed = Feed(origin_of(name), 0)

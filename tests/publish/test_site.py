@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from sfnode.publish import site as sites
 from sfnode.publish.run_file import RunFile
 from sfnode.publish.site import remove_partial, write
 from sfnode.schema.metrics import value_in_words
-from sfnode.schema.results import InviteResult
 from sfnode.schema.views import Progress, SampleMoment, SampleRow, Samples
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
@@ -30,7 +30,7 @@ from sfprotocol.control_feed import ControlFeed, election_message
 from sfprotocol.decisions import Ballot, Elected, StandIn, StandIns, encode
 from sfprotocol.events import KeepControl
 from sfprotocol.fields import Names
-from tests.cli.fake_node import fake_node
+from tests.cli.fake_node import INVITATION, fake_node
 from tests.cli.helpers import Run
 from tests.protocol.feeds import origin_of, signing_key
 from tests.publish.conftest import EPOCHS, NAMES
@@ -51,14 +51,25 @@ THEN, NOW = (
 
 
 @pytest.fixture
-def published(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
+def publish(sfnode: Run, folder: Path, tmp_path: Path) -> Run:
+    """Return a function that publishes the run in the folder `page`, unless its options say otherwise."""
+    return partial(sfnode, "publish", "page", "--out", tmp_path / "page", "--data-dir", folder)
+
+
+@pytest.fixture
+def published(publish: Run, tmp_path: Path) -> Callable[..., Path]:
     """Return a function that publishes the run and returns the folder of its page."""
 
     def run(*options: object) -> Path:
-        sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, *options).done()
+        publish(*options).done()
         return tmp_path / "page"
 
     return run
+
+
+@pytest.fixture
+def sampled(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "sampled"))
 
 
 def run_file(site: Path) -> RunFile:
@@ -84,6 +95,10 @@ def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnod
     assert f"sfnode history checkout {EPOCHS - 1}" in words
     assert checkout["core_digest"] in words
     assert f"sfnode join {link_to(RUN)}" in words
+    read_by_join = contacts.read((site / "run.json").read_bytes(), "run.json")
+    assert (read_by_join.run_id, read_by_join.addresses) == (RUN.run_id, (PEER,))
+    assert Manifest.from_toml(site / "run.toml").run_id == RUN.run_id
+    assert "run.toml" in [one["href"] for one in Page.of(site / "index.html").named("a")]
 
 
 def elect(folder: Path, manifest: Manifest, *members: int) -> None:
@@ -133,38 +148,25 @@ def test_members_stand_in_both_orders_and_teams_by_what_they_call_themselves(
 
 
 def test_samples_of_a_node_that_does_not_run_are_those_of_its_folder(
-    published: Callable[..., Path], folder: Path
+    published: Callable[..., Path], sampled: Path
 ) -> None:
-    recorded = Samples(rows=[ROW], moments=[THEN, NOW]).model_dump_json()
-    (folder / "samples.json").write_text(recorded)
-    try:
-        assert "bad good good" not in Page.of(published() / "index.html").words, "they are somebody's texts"
-        assert "bad good good" in Page.of(published("--samples") / "index.html").words
-    finally:
-        (folder / "samples.json").unlink()
+    (sampled / "samples.json").write_text(Samples(rows=[ROW], moments=[THEN, NOW]).model_dump_json())
+    here = ("--data-dir", sampled)
+    assert "bad good good" not in Page.of(published(*here) / "index.html").words, "they are somebody's texts"
+    assert "bad good good" in Page.of(published(*here, "--samples") / "index.html").words
 
 
-def test_answers_and_rows_show_nothing_but_themselves(published: Callable[..., Path], folder: Path) -> None:
+def test_answers_and_rows_show_nothing_but_themselves(published: Callable[..., Path], sampled: Path) -> None:
     raw = "\x1b[2J\x9b2J\u202e\u2066\u200b"
     row, now = ROW.model_copy(update={"text": raw}), NOW.model_copy(update={"answers": [f"good{raw}"]})
-    (folder / "samples.json").write_text(json.dumps(Samples(rows=[row], moments=[THEN, now]).model_dump()))
-    try:
-        text = (published("--samples") / "index.html").read_text()
-    finally:
-        (folder / "samples.json").unlink()
+    (sampled / "samples.json").write_text(json.dumps(Samples(rows=[row], moments=[THEN, now]).model_dump()))
+    text = (published("--samples", "--data-dir", sampled) / "index.html").read_text()
     assert [line for line in text.split("\n") if not line.replace("\u00a0", " ").isprintable()] == []
     assert "good\\u001b[2J" in text
 
 
-def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    said = InviteResult(
-        link=link_to(RUN),
-        run_id=RUN.run_id.hex(),
-        run_name=RUN.name,
-        protocol=RUN.protocol,
-        addresses=[PEER],
-        reach="internet",
-    )
+def test_a_running_node_tells_its_contacts_and_its_rate(publish: Run, folder: Path, tmp_path: Path) -> None:
+    said = INVITATION.model_copy(update={"link": link_to(RUN), "run_id": RUN.run_id.hex()})
     answers = {
         "GET /invitation": said.model_dump_json(),
         "GET /views/progress": PROGRESS.model_dump_json(),
@@ -173,28 +175,13 @@ def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Pat
     with fake_node(tmp_path / "node", answers):
         for file in folder.iterdir():
             shutil.copy(file, tmp_path / "node" / file.name)
-        where = ("--out", tmp_path / "page", "--data-dir", tmp_path / "node")
-        ended = sfnode("publish", "page", "--samples", *where)
+        ended = publish("--samples", "--data-dir", tmp_path / "node")
     assert ended.err == "reading the log\n"
     found = run_file(tmp_path / "page")
     assert (found.link, found.updates_per_hour) == (said.link, 1800.0)
     words = Page.of(tmp_path / "page" / "index.html").words
     assert "1,800" in words
     assert re.search(r"After round 2\s*Right\s+<b>a fine film</b> bad good good", words)
-
-
-def test_a_node_that_has_met_nobody_has_no_link_and_says_so(
-    sfnode: Run, folder: Path, tmp_path: Path
-) -> None:
-    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder)
-    assert "The page has no link" in ended.err
-    assert "by invitation" in Page.of(tmp_path / "page" / "index.html").words
-
-
-def test_run_json_is_what_join_reads(published: Callable[..., Path]) -> None:
-    site = published("--public-link", link_to(RUN))
-    said = contacts.read((site / "run.json").read_bytes(), "run.json")
-    assert (said.run_id, said.addresses) == (RUN.run_id, (PEER,))
 
 
 def test_with_the_address_of_its_page_a_link_names_run_json(published: Callable[..., Path]) -> None:
@@ -206,10 +193,10 @@ def test_with_the_address_of_its_page_a_link_names_run_json(published: Callable[
     assert {"property": "og:url", "content": "https://example.org/reviews/"} in page.named("meta")
 
 
-def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
+def test_an_open_run_has_a_page_too(publish: Run, sfnode: Run, tmp_path: Path) -> None:
     with Folder(tmp_path / "open", build({}), "a") as made:
         made.make(5)
-    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "open")
+    ended = publish("--data-dir", tmp_path / "open")
     assert "open run, 5 updates" in ended.out
     found = run_file(tmp_path / "page")
     assert (found.seal, found.quality, found.members) == (None, None, 1)
@@ -226,15 +213,12 @@ def _organisers_key(folder: Path, passphrase: bytes | None = None) -> None:
 
 
 def test_with_the_organisers_key_the_file_is_signed_and_wins(
-    sfnode: Run, folder: Path, tmp_path: Path
+    publish: Run, sfnode: Run, tmp_path: Path
 ) -> None:
     _organisers_key(tmp_path / "keys")
     pages = [tmp_path / name for name in ("follower", "organiser")]
     for path, keys in zip(pages, ("none", "keys"), strict=True):
-        ended = sfnode(
-            *("publish", "page", "--out", path, "--title", path.name, "--data-dir", folder),
-            *("--keys-dir", tmp_path / keys),
-        )
+        ended = publish("--out", path, "--title", path.name, "--keys-dir", tmp_path / keys)
         assert ("signed by the organiser" in ended.out) == (keys == "keys")
     ended = sfnode("publish", "directory", *(path / "run.json" for path in pages), "--out", tmp_path / "all")
     words = Page.of(tmp_path / "all" / "index.html").words
@@ -245,15 +229,12 @@ def test_with_the_organisers_key_the_file_is_signed_and_wins(
 
 @pytest.mark.parametrize(("said", "signed"), [(b"", False), (b"wrong", False), (b"correct horse", True)])
 def test_a_key_with_a_passphrase_signs_with_it_and_else_the_reason_is_told(
-    sfnode: Run, folder: Path, tmp_path: Path, said: bytes, signed: bool
+    publish: Run, tmp_path: Path, said: bytes, signed: bool
 ) -> None:
     _organisers_key(tmp_path / "keys", b"correct horse")
     (tmp_path / "phrase").write_bytes(said)
     options = ("--passphrase-file", tmp_path / "phrase") if said else ()
-    ended = sfnode(
-        *("publish", "page", "--out", tmp_path / "page", "--data-dir", folder),
-        *("--keys-dir", tmp_path / "keys", *options),
-    ).done()
+    ended = publish("--keys-dir", tmp_path / "keys", *options).done()
     assert (run_file(tmp_path / "page").signature is not None) == signed
     assert ("run.json is not signed: " in ended.err) != signed
 
@@ -262,18 +243,14 @@ def test_a_key_with_a_passphrase_signs_with_it_and_else_the_reason_is_told(
 
 
 def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worths(
-    sfnode: Run, tmp_path: Path
+    published: Callable[..., Path], sfnode: Run, tmp_path: Path
 ) -> None:
     write_run(tmp_path / "node", RUN, NAMES, updates=60, epochs=3, rewards=True)
     rows = [SampleRow(text="3+9=", right="12", base="2", base_score=0.1)]
     moments = [SampleMoment(epoch=2, known=60, answers=["12"], scores=[1.0])]
     (tmp_path / "node" / "samples.json").write_text(Samples(rows=rows, moments=moments).model_dump_json())
-    where = ("--out", tmp_path / "page", "--data-dir", tmp_path / "node")
-    assert sfnode("publish", "page", "--samples", *where).status == 0
-    words, page = (
-        Page.of(tmp_path / "page" / "index.html").words,
-        (tmp_path / "page" / "index.html").read_text(),
-    )
+    page = (published("--samples", "--data-dir", tmp_path / "node") / "index.html").read_text()
+    words = Page(page).words
     assert "right answers (pass@1) after round 2" in words
     assert re.search(r"Mean reward 0\.\d{3} now, 0\.312 before training\.", words)
     assert "3+9= 2 reward 0.10 12 12" in words
@@ -317,32 +294,31 @@ def test_who_is_hidden_is_a_number_and_no_more(
     assert run_file(site).members == len(NAMES)
 
 
-def test_a_key_that_hides_nobody_is_told(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--hide", "0" * 64)
+def test_a_key_that_hides_nobody_is_told(publish: Run) -> None:
+    ended = publish("--hide", "0" * 64)
     assert f"--hide {'0' * 64}: nothing of such a key counts" in ended.err
-    refused = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--hide", "ann")
+    refused = publish("--hide", "ann")
     assert (refused.status, "8 to 64 hex digits" in refused.err) == (2, True)
 
 
-def test_a_private_run_keeps_its_link_unless_one_is_given(sfnode: Run, tmp_path: Path) -> None:
+def test_a_private_run_keeps_its_link_unless_one_is_given(publish: Run, tmp_path: Path) -> None:
     run = manifest_of(organised=RUN.organised.model_copy(update={"private": True}))
     write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
-    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
-    assert (ended.status, ended.err) == (0, "reading the log\n")
+    ended = publish("--data-dir", tmp_path / "node").done()
+    assert ended.err == "reading the log\n"
     assert run_file(tmp_path / "page").link == ""
-    where = ("--out", tmp_path / "page", "--data-dir", tmp_path / "node")
-    sfnode("publish", "page", *where, "--public-link", link_to(run))
+    publish("--data-dir", tmp_path / "node", "--public-link", link_to(run))
     assert run_file(tmp_path / "page").link == link_to(run)
 
 
-def test_no_folder_of_the_machine_is_on_a_page(sfnode: Run, tmp_path: Path) -> None:
+def test_no_folder_of_the_machine_is_on_a_page(publish: Run, tmp_path: Path) -> None:
     model = RUN.model.model_copy(update={"source": "/home/ann/models/opt\u3164\u202e"})
     data = RUN.data.model_copy(update={"train": "/home/ann/rows.tsv", "test": "~/test.csv"})
     run = manifest_of(model=model, data=data)
     write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "run.toml").write_text(run.to_toml())  # as an earlier version has published it
-    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
+    ended = publish("--data-dir", tmp_path / "node")
     assert "run.toml is not published: " in ended.err
     text = "".join(file.read_text() for file in (tmp_path / "page").iterdir())
     assert "rows.tsv, tested on test.csv" in text
@@ -353,28 +329,19 @@ def test_no_folder_of_the_machine_is_on_a_page(sfnode: Run, tmp_path: Path) -> N
     assert "with every node of the run" in page.words
 
 
-def test_the_manifest_is_beside_a_page_word_for_word(published: Callable[..., Path]) -> None:
-    site = published()
-    assert Manifest.from_toml(site / "run.toml").run_id == RUN.run_id
-    assert "run.toml" in [one["href"] for one in Page.of(site / "index.html").named("a")]
-
-
-def test_a_link_to_another_run_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    other = link_to(manifest_of(name="other"))
-    sfnode(
-        "publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--public-link", other
-    ).failed("SF013")
+def test_a_link_to_another_run_is_refused(publish: Run, tmp_path: Path) -> None:
+    publish("--public-link", link_to(manifest_of(name="other"))).failed("SF013")
     assert not (tmp_path / "page" / "index.html").exists()
 
 
 # -- the folder ------------------------------------------------------------------------------------------
 
 
-def test_a_page_of_something_else_is_left_alone(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+def test_a_page_of_something_else_is_left_alone(publish: Run, tmp_path: Path) -> None:
     site = tmp_path / "page"
     site.mkdir()
     (site / "index.html").write_text("mine")
-    sfnode("publish", "page", "--out", site, "--data-dir", folder).failed("SF010")
+    publish().failed("SF010")
     assert (site / "index.html").read_text() == "mine"
 
 
@@ -400,7 +367,7 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_every_so_often_until_somebody_ends_it(
-    sfnode: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publish: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
 
@@ -410,9 +377,10 @@ def test_every_so_often_until_somebody_ends_it(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sfnode.cli.publish.time.sleep", sleep)
-    ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--every", "10m")
+    ended = publish("--every", "10m")
     assert (ended.status, ended.out.count("wrote")) == (130, 2)
-    assert ended.err.count("The page has no link") == 1
+    assert ended.err.count("The page has no link") == 1, "of a node that has met nobody"
+    assert "by invitation" in Page.of(tmp_path / "page" / "index.html").words
     assert all(0 < wait <= 600 for wait in waits)
 
 
@@ -421,7 +389,6 @@ def test_the_digest_of_a_seal_is_computed_once(
 ) -> None:
     from sfnode.publish.asking import NodeAnswers
     from sfnode.publish.run_file import utc_now
-    from sfnode.store.log import UpdateLog
 
     computed = []
     result = sites.gather.__globals__["Past"].result

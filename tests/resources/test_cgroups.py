@@ -15,12 +15,6 @@ from sfnode.resources import sensors
 from sfnode.resources.sensors import allowed_cores
 
 
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{content}\n")
-
-
 @pytest.mark.parametrize(
     ("membership", "files", "cores"),
     [
@@ -44,7 +38,9 @@ def test_the_smallest_limit_around_a_process_counts(
 ) -> None:
     monkeypatch.setattr(sensors, "GROUPS", tmp_path)
     monkeypatch.setattr(sensors, "MEMBERSHIP", tmp_path / "membership")
-    write(tmp_path, {"membership": membership, **files})
+    for name, content in {"membership": membership, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
     assert allowed_cores() == cores
 
 

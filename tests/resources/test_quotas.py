@@ -6,7 +6,6 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -58,17 +57,11 @@ def slow(log: UpdateLog, monkeypatch: pytest.MonkeyPatch) -> SlowWrites:
     return writes
 
 
-@contextmanager
-def reopened(path: Path) -> Iterator[UpdateLog]:
-    with UpdateLog.open(path, RUN.run_id) as log:
-        yield log
-
-
 async def test_a_restart_does_not_forget_the_traffic_of_today(path: Path) -> None:
     for total in (1000, 500, 0):
-        with reopened(path) as log:
+        with UpdateLog.open(path, RUN.run_id) as log:
             await DailyTraffic(log, lambda: MAY_1).flush(total)
-    with reopened(path) as log:
+    with UpdateLog.open(path, RUN.run_id) as log:
         assert DailyTraffic(log, lambda: MAY_1).today(7) == 1507
         assert DailyTraffic(log, lambda: MAY_2).today(7) == 7
 
@@ -93,10 +86,9 @@ async def test_what_a_quota_leaves_is_counted_from_midnight(log: UpdateLog) -> N
     assert traffic.remaining(2, 3_000_000) == 2_000_000
 
 
-def test_nothing_is_written_before_the_first_flush(path: Path) -> None:
-    with reopened(path) as log:
-        DailyTraffic(log, lambda: MAY_1).today(1000)
-        assert log.get_meta("traffic") is None
+def test_nothing_is_written_before_the_first_flush(log: UpdateLog) -> None:
+    DailyTraffic(log, lambda: MAY_1).today(1000)
+    assert log.get_meta("traffic") is None
 
 
 async def test_midnight_during_a_write_loses_no_bytes_and_counts_none_twice(

@@ -16,7 +16,7 @@ from uuid import UUID
 import psutil
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.resources.sensors import (
     CPU_SENSORS,
@@ -26,6 +26,7 @@ from sfnode.resources.sensors import (
     running_programs,
     terminals_idle,
 )
+from tests.refusals import refused
 
 
 @contextmanager
@@ -112,16 +113,14 @@ def test_a_temperature_is_read_or_its_limit_is_refused() -> None:
         assert 0 < processor_celsius() < 150
         Sensors("cpu").check(Limits(celsius=90))
     else:
-        with pytest.raises(UserError, match="limit celsius cannot be kept") as refusal:
+        with refused(Code.LIMIT_UNAVAILABLE, "limit celsius cannot be kept"):
             Sensors("cpu").check(Limits(celsius=90))
-        assert refusal.value.code is Code.LIMIT_UNAVAILABLE
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "cuda:77"])
 def test_a_limit_on_what_no_sensor_measures_is_refused(device: str) -> None:
-    with pytest.raises(UserError, match="the limit watts cannot be kept") as refusal:
+    with refused(Code.LIMIT_UNAVAILABLE, "the limit watts cannot be kept"):
         Sensors(device).check(Limits(watts=100))
-    assert refusal.value.code is Code.LIMIT_UNAVAILABLE
 
 
 class Nvml(ModuleType):

@@ -11,13 +11,12 @@ from sfprotocol import decisions
 from sfprotocol.decisions import FACTOR_ONE, Admit, RateFrom, Seal
 from sfprotocol.events import OwnDecision
 from sfprotocol.host import Commit
-from sfprotocol.messages import Authority
+from tests.protocol import test_organised
 from tests.protocol.feeds import RUN, origin_of
 from tests.protocol.organised import closing, digest_named
 from tests.protocol.swarm import Node, Swarm
 
-AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
-ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22, subspace_epochs=2)
+ORGANISED = replace(test_organised.ORGANISED, subspace_epochs=2)
 
 
 class Logged:

@@ -41,6 +41,12 @@ def archived(folder: Folder, file: Path) -> ArchiveStatement:
     return archive.write(folder.manifest, folder.log, folder.layout.bases, file, "0")
 
 
+@pytest.fixture
+def file(folder: Folder, tmp_path: Path) -> Path:
+    archived(folder, tmp_path / "run.sfnode")
+    return tmp_path / "run.sfnode"
+
+
 def unpack(file: Path, folder: Path) -> archive.Unpacked:
     folder.mkdir()
     return archive.unpack(file, folder)
@@ -64,10 +70,9 @@ def test_any_tar_can_list_it_and_no_key_is_in_it(folder: Folder, tmp_path: Path)
     assert b"secret" not in (tmp_path / "run.sfnode").read_bytes()
 
 
-def test_the_signed_decisions_are_read_by_what_the_text_says_alone(folder: Folder, tmp_path: Path) -> None:
+def test_the_signed_decisions_are_read_by_what_the_text_says_alone(file: Path) -> None:
     """The test reads the file by SPEC X1 to X3 alone, without the code that wrote it."""
-    archived(folder, tmp_path / "run.sfnode")
-    with tarfile.open(tmp_path / "run.sfnode") as tar:
+    with tarfile.open(file) as tar:
         manifest_, log = (tar.extractfile(name).read() for name in ("manifest", "log"))  # type: ignore[union-attr]
     entries = []
     while log:
@@ -201,9 +206,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "why"), HOSTILE.values(), ids=HOSTILE)
-def test_what_was_tampered_with_is_refused(change: Change, why: str, folder: Folder, tmp_path: Path) -> None:
-    file = tmp_path / "run.sfnode"
-    archived(folder, file)
+def test_what_was_tampered_with_is_refused(change: Change, why: str, file: Path, tmp_path: Path) -> None:
     rewritten(file, lambda content: None)
     unpack(file, tmp_path / "sound")
     rewritten(file, change)
@@ -214,9 +217,7 @@ def test_what_was_tampered_with_is_refused(change: Change, why: str, folder: Fol
     assert "evil" not in [path.name for path in tmp_path.rglob("*")]
 
 
-def test_what_is_not_whole_is_refused_wherever_it_ends(folder: Folder, tmp_path: Path) -> None:
-    file = tmp_path / "run.sfnode"
-    archived(folder, file)
+def test_what_is_not_whole_is_refused_wherever_it_ends(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for length in [0, 1, 511, 512, 513, *range(1024, len(whole) - 1024, 700), len(whole) - 1023]:
         file.write_bytes(whole[:length])
@@ -225,9 +226,7 @@ def test_what_is_not_whole_is_refused_wherever_it_ends(folder: Folder, tmp_path:
         assert refused.value.code is Code.ARCHIVE_UNUSABLE, length
 
 
-def test_every_byte_of_the_log_matters(folder: Folder, tmp_path: Path) -> None:
-    file = tmp_path / "run.sfnode"
-    archived(folder, file)
+def test_every_byte_of_the_log_matters(file: Path, tmp_path: Path) -> None:
     whole = bytearray(file.read_bytes())
     with tarfile.open(file) as tar:
         info = tar.getmember(archive.LOG)
@@ -241,9 +240,7 @@ def test_every_byte_of_the_log_matters(folder: Folder, tmp_path: Path) -> None:
         assert refused.value.code is Code.ARCHIVE_UNUSABLE, place
 
 
-def test_a_size_beyond_the_file_allocates_nothing(folder: Folder, tmp_path: Path) -> None:
-    file = tmp_path / "run.sfnode"
-    archived(folder, file)
+def test_a_size_beyond_the_file_allocates_nothing(file: Path, tmp_path: Path) -> None:
     info = tarfile.TarInfo(archive.STATEMENT)
     info.size = 1 << 32
     file.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + file.read_bytes()[512:])

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from sfnode.errors import Code
 from sfnode.store.checkout import Checkout, last_of, last_seal, warning
 from sfprotocol.decisions import Amend, Void
@@ -15,13 +10,6 @@ from tests.store.organised import ORGANISED, Logged
 
 EACH = 5
 """Number of updates of each of three nodes in an epoch."""
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Logged]:
-    logged = Logged(tmp_path)
-    yield logged
-    logged.close_logs()
 
 
 def train(made: Logged, epochs: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +21,9 @@ from tests.store.test_verification import MEANT, train
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Logged]:
-    logged = Logged(tmp_path)
-    train(logged, 5)
-    yield logged
-    logged.close_logs()
+def made(made: Logged) -> Logged:
+    train(made, 5)
+    return made
 
 
 @pytest.fixture
@@ -76,15 +73,6 @@ def test_all_nodes_compute_the_same_state(made: Logged) -> None:
             made.logs["b"].past(feed, base.step)[0],
             *made.logs["b"].label(feed, base.step),
         )
-
-
-def test_the_cores_of_a_state_are_those_of_what_counts(made: Logged) -> None:
-    core = Core(2, 4)
-    for batch in changes(made.logs["a"], {}, named(run_state(made), 3), ORGANISED.subspace_of):
-        core.add(batch)
-    found = state(made, 3)
-    assert found.decision(bytes(32)).cores == core.digest()
-    assert list(found.cores) == [0, 1]
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])

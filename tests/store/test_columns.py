@@ -55,11 +55,6 @@ def written(authors: list[Author]) -> list[Row]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "updates.sqlite"
-
-
-@pytest.fixture
 def authors() -> list[Author]:
     return [Author(number) for number in (1, 2, 3)]
 
@@ -184,15 +179,6 @@ def test_reading_changes_nothing(path: Path, columns: Columns) -> None:
     with UpdateLog.open(path, read_only=True) as log:
         log.columns()
     assert hashlib.sha256(path.read_bytes()).digest() == before
-
-
-def test_a_log_of_an_older_version_is_read_as_it_is(path: Path, columns: Columns) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript("DROP TABLE cut; DROP TABLE card; PRAGMA user_version = 1")
-    with UpdateLog.open(path, read_only=True) as log:
-        assert rows(log.columns()) == rows(columns)
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (1,)
 
 
 def test_a_log_is_not_written_without_saying_of_which_run_and_not_read_if_it_is_none(path: Path) -> None:

@@ -15,18 +15,13 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.store import records
+from sfnode.store import segment_encoding
 from sfnode.store.disk_errors import BrokenRowError, private, write_whole
 from sfnode.store.log import Record, UpdateLog
 from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author, scalar_of
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "updates.sqlite"
 
 
 def run_and_kill(path: Path, begun: int, lines: int) -> int:
@@ -212,11 +207,11 @@ def test_a_missing_row_is_noticed_wherever_it_is_read(path: Path, author: Author
 def test_a_row_with_a_sound_checksum_and_impossible_lengths_is_broken(offset: int, value: int) -> None:
     author = Author(1)
     record = author.write(range(3))
-    body = bytearray(records.encode(record.segment, record.chain))
+    body = bytearray(segment_encoding.encode(record.segment, record.chain))
     body[offset] = value
     body[:4] = zlib.crc32(body[4:]).to_bytes(4, "little")
     with pytest.raises(BrokenRowError):
-        records.decode(author.feed, author.key, 0, bytes(body))
+        segment_encoding.decode(author.feed, author.key, 0, bytes(body))
 
 
 def test_a_private_file_is_not_written_into_what_an_earlier_attempt_has_left(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from sfnode.engine.core import Core
 from sfnode.errors import Code
 from sfnode.history.time_travel import Past
 from sfnode.stats import Contributions
-from sfnode.store import archive, checkpoint, records
+from sfnode.store import archive, checkpoint, segment_encoding
 from sfnode.store.disk_errors import BrokenRowError
 from sfnode.store.known_feeds import MAX_SCALARS, SEGMENTS_PER_FEED, SegmentCache
 from sfnode.store.log import LOOSE_ROWS, CutRecord, UpdateLog
-from sfnode.store.records import PACKED_UPDATES, UNSIGNED
 from sfnode.store.replay import changes, weighed
+from sfnode.store.segment_encoding import PACKED_UPDATES, UNSIGNED
 from sfnode.store.verification import verify_log
 from sfprotocol import validation, wire_codec
 from sfprotocol.decisions import FACTOR_ONE, UNIT_ONE, RateFrom
@@ -36,19 +36,13 @@ from tests.node.helpers import manifest
 from tests.protocol.feeds import origin_of, signing_key
 from tests.refusals import fails_with
 from tests.store.folders import Folder, first_order
-from tests.store.helpers import RUN_ID, Author
+from tests.store.helpers import Author
 from tests.store.test_log import from_step
 
 RUN = first_order(manifest("vectors", update_budget=1000))
 CELLS = 24
 LONG, SHORT, BEYOND = (15,) * CELLS, (1,) * CELLS, (20,) * CELLS
 """Updates with norms 73, 5 and 98; the limit is 78."""
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[UpdateLog]:
-    with UpdateLog.open(tmp_path / "updates.sqlite", RUN_ID) as opened:
-        yield opened
 
 
 # -- rows --------------------------------------------------------------------------------------------------
@@ -70,15 +64,15 @@ def test_a_row_gives_back_what_it_was_given(cells: int, counts: list[int], most:
         for epoch, n in enumerate(counts)
     )
     segment = Segment(5, 7, parts, b"s" * 64)
-    body = records.encode(segment, b"c" * 32)
+    body = segment_encoding.encode(segment, b"c" * 32)
     width = 1 if most == 127 else 2
     assert body[100] == width + 2
     assert len(body) == 105 + 8 * len(parts) + 4 + sum(counts) * cells * width
-    assert records.decode(Feed(bytes(32), 0), 5, 7, body).segment == segment
+    assert segment_encoding.decode(Feed(bytes(32), 0), 5, 7, body).segment == segment
 
 
 def test_a_row_whose_lengths_do_not_fit_is_broken_whatever_its_checksum_says() -> None:
-    sound = records.encode(Segment(5, 7, (EpochScalars(0, (LONG,)),), bytes(64)), bytes(32))
+    sound = segment_encoding.encode(Segment(5, 7, (EpochScalars(0, (LONG,)),), bytes(64)), bytes(32))
     assert struct.unpack_from("<I", sound, 113) == (CELLS,)
     for cells, rest in (
         (0, sound[117:]),
@@ -89,15 +83,15 @@ def test_a_row_whose_lengths_do_not_fit_is_broken_whatever_its_checksum_says() -
     ):
         body = sound[4:113] + struct.pack("<I", cells) + rest
         with pytest.raises(BrokenRowError):
-            records.decode(Feed(bytes(32), 0), 5, 7, zlib.crc32(body).to_bytes(4, "little") + body)
+            segment_encoding.decode(Feed(bytes(32), 0), 5, 7, zlib.crc32(body).to_bytes(4, "little") + body)
     body = sound[4:115]  # and one that ends in the middle of the number
     with pytest.raises(BrokenRowError):
-        records.decode(Feed(bytes(32), 0), 5, 7, zlib.crc32(body).to_bytes(4, "little") + body)
+        segment_encoding.decode(Feed(bytes(32), 0), 5, 7, zlib.crc32(body).to_bytes(4, "little") + body)
 
 
 def test_a_row_without_updates_is_not_written() -> None:
     with pytest.raises(LocalProtocolError, match="needs updates"):
-        records.encode(Segment(5, 7, (), bytes(64)), bytes(32))
+        segment_encoding.encode(Segment(5, 7, (), bytes(64)), bytes(32))
 
 
 @pytest.mark.parametrize(("cells", "most"), [(CELLS, PACKED_UPDATES // CELLS), (1344, 1)])

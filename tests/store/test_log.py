@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
-from sfnode.store import tables
+from sfnode.store import database
 from sfnode.store.log import LOOSE_ROWS, CardRecord, CutRecord, Record, UpdateLog
-from sfnode.store.records import PACKED_UPDATES, SMALL_UPDATES
+from sfnode.store.segment_encoding import PACKED_UPDATES, SMALL_UPDATES
 from sfprotocol.decisions import Admit, Close, Decision, Move, encode
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
@@ -27,17 +28,6 @@ from sfprotocol.segments import MAX_SEGMENT_UPDATES, merge
 from sfprotocol.signing import extend, genesis
 from tests.refusals import fails_with, refused
 from tests.store.helpers import RUN_ID, Author, unpacked
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "updates.sqlite"
-
-
-@pytest.fixture
-def log(path: Path) -> Iterator[UpdateLog]:
-    with UpdateLog.open(path, RUN_ID) as log:
-        yield log
 
 
 def stops(log: UpdateLog, author: Author) -> list[int]:
@@ -56,7 +46,7 @@ def test_a_new_log_is_empty(log: UpdateLog) -> None:
 
 
 def test_a_log_that_is_being_made_is_none_yet_rather_than_a_damaged_one(path: Path) -> None:
-    tables.connect(path, read_only=False).close()  # a node begins: the file is there, its tables are not
+    database.connect(path, read_only=False).close()  # a node begins: the file is there, its tables are not
     with refused(Code.DATA_DIR_UNUSABLE, "there is no update log yet"):
         UpdateLog.open(path, read_only=True)
 
@@ -90,10 +80,7 @@ def test_tails_are_the_ends_of_all_feeds_in_their_order(log: UpdateLog) -> None:
 def test_hops_are_not_stored(log: UpdateLog) -> None:
     author = Author()
     record = author.write([1])
-    with_hops = type(record.segment)(
-        record.segment.feed_key, 0, record.segment.parts, record.segment.signature, 9
-    )
-    log.append([record._replace(segment=with_hops)])
+    log.append([record._replace(segment=replace(record.segment, hops=9))])
     read = log.read(author.feed, 0, 10)
     assert read == record.segment
     assert list(log.records()) == [record]
@@ -233,7 +220,7 @@ def test_another_runs_log_is_refused(path: Path) -> None:
 def test_the_log_of_a_newer_sfnode_is_refused(path: Path) -> None:
     UpdateLog.open(path, RUN_ID).close()
     with closing(sqlite3.connect(path)) as db:
-        db.execute(f"PRAGMA user_version = {tables.VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {database.VERSION + 1}")
     with refused(Code.DATA_DIR_UNUSABLE, "newer sfnode"):
         UpdateLog.open(path, RUN_ID)
 
@@ -343,28 +330,18 @@ def test_a_scan_may_stay_open_while_the_log_grows(log: UpdateLog) -> None:
 # -- cost --------------------------------------------------------------------------------------------
 
 
-def bytes_per_update(path: Path, sizes: int, segments: int) -> float:
+@pytest.mark.parametrize(
+    ("size", "segments", "most"), [(32, 400, 5), (1, 3_200, 10)], ids=["of 32 updates", "of one, packed"]
+)
+def test_segments_cost_few_bytes_an_update(path: Path, size: int, segments: int, most: int) -> None:
     authors = [Author(number) for number in range(1, 5)]
     dice = random.Random(3)
     with UpdateLog.open(path, RUN_ID) as log:
         for _ in range(segments // 8):
-            log.append(
-                [
-                    a.write(dice.randint(-9_999, 9_999) for _ in range(sizes))
-                    for a in authors
-                    for _ in range(8)
-                ]
-            )
+            whole = [a for a in authors for _ in range(8)]
+            log.append([a.write(dice.randint(-9_999, 9_999) for _ in range(size)) for a in whole])
         updates = log.updates()
-    return path.stat().st_size / updates
-
-
-def test_segments_of_32_updates_cost_less_than_5_bytes_an_update(path: Path) -> None:
-    assert bytes_per_update(path, sizes=32, segments=400) < 5
-
-
-def test_segments_of_one_update_are_packed_to_less_than_10_bytes_an_update(path: Path) -> None:
-    assert bytes_per_update(path, sizes=1, segments=3_200) < 10
+    assert path.stat().st_size / updates < most
 
 
 def test_packed_rows_stay_far_below_the_largest_segment(log: UpdateLog) -> None:
@@ -461,6 +438,9 @@ def test_a_log_of_the_version_before_cuts_is_read_and_upgraded(path: Path) -> No
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
         assert (log.updates(), log.cuts(), log.cards()) == (3, [], [])
         assert (log.control(), log.authority(), log.bases()) == ([], [], {})
+        assert [int(row) for row in log.columns().updates.scalar] == [0, 1, 2]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,), "reading changes nothing"
     with UpdateLog.open(path, RUN_ID) as log:
         card = CardRecord(author.feed, b"card")
         log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])

@@ -76,16 +76,6 @@ def test_columns_of_many_feeds_at_once_are_those_of_one_after_the_other() -> Non
     assert (found.epochs.dtype, found.seeds.dtype, found.scalars.dtype) == (np.int64, np.uint64, np.int64)
 
 
-def test_changes_lead_from_any_position_to_any_other(log: UpdateLog) -> None:
-    log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])
-    log.append([record(RUN, "a", [5, 6], before=[1, 2, 3])])
-    assert stops(log) == {A: 5, B: 1}
-    assert rows(moves(log, {}, stops(log))) == sorted(said("a", 0, [1, 2, 3, 5, 6]) + said("b", 0, [4]))
-    assert rows(moves(log, {A: 2}, {A: 4})) == said("a", 2, [3, 5])
-    assert rows(moves(log, {A: 4, B: 1}, {A: 1})) == said("a", 1, [-2, -3, -5])
-    assert rows(moves(log, {A: 3}, {A: 3})) == []
-
-
 def test_a_replay_stops_where_the_log_ended_when_it_was_asked_for(log: UpdateLog) -> None:
     """Later updates come with later positions, and must not be counted twice."""
     log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from sfnode.store.disk_errors import BrokenRowError
-from sfnode.store.records import covering, label_before
+from sfnode.store.segment_encoding import covering, label_before
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import EpochScalars, Feed, Segment
 

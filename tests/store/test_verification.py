@@ -14,7 +14,7 @@ from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
-from sfnode.store import rows
+from sfnode.store import segment_table
 from sfnode.store.checkpoint import CheckpointState, compute, plan
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
@@ -102,13 +102,6 @@ class Organised(Manifest):
 
 
 MEANT = Organised(**RUN.model_dump())
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Logged]:
-    logged = Logged(tmp_path)
-    yield logged
-    logged.close_logs()
 
 
 def train(made: Logged, epochs: int = 3) -> None:
@@ -270,15 +263,9 @@ def test_steps_without_a_signature_of_their_own_are_verified_with_those_that_fol
     segment = log.read(feed, 0, 100)
     assert segment
     most = segment.count - 1
-    monkeypatch.setattr(rows, "most_updates", lambda _: most)
-    log.append(
-        [
-            Record(
-                feed, without_front(segment, 2), next(tail.chain for tail in log.ends() if tail.feed == feed)
-            )
-        ],
-        replacing=True,
-    )
+    monkeypatch.setattr(segment_table, "most_updates", lambda _: most)
+    chain = next(tail.chain for tail in log.ends() if tail.feed == feed)
+    log.append([Record(feed, without_front(segment, 2), chain)], replacing=True)
     assert [r.segment.count for r in log.records() if r.feed == feed] == [2, segment.count - 2]
     found = verify_log(MEANT, log)
     assert (found.digest, found.core_digest) == (whole.digest, whole.core_digest)

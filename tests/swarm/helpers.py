@@ -18,6 +18,7 @@ from sfnode.schema.views import Samples
 from sfnode.store.run_keys import RunKeys
 from sfprotocol import decisions
 from sfprotocol.decisions import Invite
+from tests.schema import helpers
 
 MANIFEST = Manifest(
     name="a-name",
@@ -67,17 +68,11 @@ def organised_status() -> OrganiserStatus:
 def status(**fields: object) -> Status:
     """Return the status of a node that trains, with very wide numbers."""
     usual: dict[str, object] = {
-        "version": "0", "run_id": "ab", "run_name": "run", "task": "classification", "role": "trainer",
-        "state": "catching-up", "drift": None,
-        "pid": 1, "peer": "Qm", "addresses": [], "known": 123_456, "update_budget": 200_000, "epoch": 0,
-        "epochs": 1, "digest": "0123456789abcdef", "origin": "cd", "incarnation": 1, "own_updates": 34_567,
-        "contributed": 34_567, "updates_per_second": 123.4, "loss": 12.3456, "lacking": 0, "links": [],
-        "feed_count": 2, "bytes_sent": 1,
-        "bytes_received": 1, "segment_bytes_sent": 1, "updates_sent": 1, "log_bytes": 1, "uptime": 1.0,
-        "fetch": None, "pauses": [], "limits": {}, "alarms": [], "wait": None, "organised": None,
-        "paused_by": [], "devices": [], "machine": None,
+        "task": "classification", "role": "trainer", "state": "catching-up", "known": 123_456,
+        "update_budget": 200_000, "epochs": 1, "digest": "0123456789abcdef", "own_updates": 34_567,
+        "contributed": 34_567, "updates_per_second": 123.4, "loss": 12.3456,
     }  # fmt: skip
-    return Status.model_validate(usual | fields)
+    return helpers.status(**usual | fields)
 
 
 def evaluation(value: float) -> NodeEvaluation:

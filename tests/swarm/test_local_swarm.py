@@ -41,7 +41,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def ended(swarm: LocalSwarm) -> SwarmResult:
-    """Run the swarm to its end."""
     async with swarm:
         async for _ in swarm:
             pass
@@ -64,11 +63,6 @@ def test_making_one_starts_and_writes_nothing(script: Script, scratch: Path, tmp
 def test_a_swarm_of_no_nodes_or_of_too_many_is_refused(nodes: int) -> None:
     with pytest.raises(ValueError, match="1 to 64 nodes"):
         LocalSwarm(helpers.MANIFEST, nodes=nodes)
-
-
-def test_a_run_of_version_1_is_refused() -> None:
-    with refused(Code.OLDER_PROTOCOL):
-        LocalSwarm(helpers.MANIFEST.model_copy(update={"protocol": 1}))
 
 
 async def test_the_others_join_through_the_first_once_it_answers(script: Script, tmp_path: Path) -> None:
@@ -277,13 +271,6 @@ async def test_an_interrupted_start_stops_what_has_started_and_leaves_nothing(
         await task
     assert "stop 1" in script.events
     assert not left(scratch)
-
-
-async def test_a_folder_that_cannot_be_written_is_named(script: Script, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with refused(Code.BAD_OPTION):
-        await LocalSwarm(helpers.MANIFEST, folder=tmp_path / "file" / "nodes").start()
-    assert script.events == []
 
 
 def test_progress_is_that_of_the_slowest() -> None:

@@ -144,10 +144,9 @@ def test_what_a_template_makes_of_a_turn_is_found_where_it_is() -> None:
     [talk("Two?", "<think>Four.</think>", "Sure?", "Yes."), talk("Two?", "<think>x</think> ", "b", "c")],
 )
 def test_a_turn_of_which_nothing_is_left_is_an_error_with_the_row(row: dict[str, Any]) -> None:
-    said = "leaves nothing that could be learnt of message 2 of the conversation that begins with 'Two\\?'"
-    with pytest.raises(UserError, match=said) as caught:
+    said = "leaves nothing that could be learnt of message 2 of the conversation that begins with 'Two?'"
+    with refused(Code.DATA_MALFORMED, said):
         encode(CHAT, tokenizer(REASONING), [row])
-    assert caught.value.code == Code.DATA_MALFORMED
 
 
 def test_an_answer_that_repeats_the_question_is_told_from_it() -> None:
@@ -173,9 +172,8 @@ def test_a_long_conversation_loses_its_end() -> None:
 
 def test_a_conversation_whose_first_answer_does_not_fit_is_an_error_that_quotes_its_beginning() -> None:
     task = CHAT.model_copy(update={"max_tokens": 8})
-    with pytest.raises(UserError, match="begins with 'Two and two\\?' cannot be predicted within") as caught:
+    with refused(Code.DATA_MALFORMED, "begins with 'Two and two?' cannot be predicted within"):
         encode(task, tokenizer(MARKED), [talk("Two and two?", "Four.")])
-    assert caught.value.code == Code.DATA_MALFORMED
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_with_a_way_out() -> None:

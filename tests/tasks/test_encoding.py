@@ -88,6 +88,13 @@ def token_log_probabilities(family: str, text: str, answer: int) -> Tensor:
     return chosen
 
 
+def assert_losses(encoded: Encoded, *answers: Tensor) -> None:
+    """Require that each loss is minus the mean of these log-probabilities."""
+    expected = torch.stack([-answer.mean() for answer in answers])
+    found = encoded.losses(forward("opt")(encoded).log_probs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def words_of(encoded: Encoded) -> list[str]:
     """Return the sequences as text, without padding."""
     pairs = zip(encoded.input_ids.tolist(), encoded.attention_mask.sum(1).tolist(), strict=True)
@@ -116,12 +123,15 @@ def test_classification_is_trained_on_the_cross_entropy_over_the_scores() -> Non
 CENTRED = TASK.model_copy(update={"loss": "centred"})
 
 
-def test_a_centred_loss_compares_scores_less_their_means_over_the_mini_batch() -> None:
-    encoded = encode(CENTRED, tokenizer(), ROWS)
+@pytest.mark.parametrize("count", [len(ROWS), 2], ids=["rows alone", "with references"])
+def test_a_centred_loss_compares_scores_less_their_means_over_rows_and_references(count: int) -> None:
+    """References have no losses of their own."""
+    encoded = encode(CENTRED, tokenizer(), ROWS[:count], ROWS[count:])
     log_probs = forward("opt")(encoded).log_probs
     scores = encoded.scores(log_probs)  # (B, K)
-    labels = torch.tensor([int(row["label"]) for row in ROWS])
-    expected = torch.nn.functional.cross_entropy(scores - scores.mean(0), labels, reduction="none")
+    labels = torch.tensor([int(row["label"]) for row in ROWS[:count]])
+    centred = scores[:count] - scores.mean(0)
+    expected = torch.nn.functional.cross_entropy(centred, labels, reduction="none")
     torch.testing.assert_close(encoded.losses(log_probs), expected)
 
 
@@ -132,16 +142,6 @@ def test_what_raises_an_answer_in_every_row_is_nothing_to_a_centred_loss() -> No
     torch.testing.assert_close(encoded.losses(raised), encoded.losses(log_probs))
     plain = encode(TASK, tokenizer(), ROWS)
     assert (plain.losses(raised) - plain.losses(log_probs)).abs().min() > 0.1
-
-
-def test_references_count_in_the_means_of_a_centred_loss_and_have_none_of_their_own() -> None:
-    encoded = encode(CENTRED, tokenizer(), ROWS[:2], ROWS[2:])
-    log_probs = forward("opt")(encoded).log_probs
-    scores = encoded.scores(log_probs)  # (B, K)
-    labels = torch.tensor([int(row["label"]) for row in ROWS[:2]])
-    centred = scores[:2] - scores.mean(0)
-    expected = torch.nn.functional.cross_entropy(centred, labels, reduction="none")
-    torch.testing.assert_close(encoded.losses(log_probs), expected)
 
 
 def test_scores_of_an_evaluation_are_not_centred() -> None:
@@ -196,13 +196,9 @@ def test_an_answer_that_does_not_fit_is_an_error_that_quotes_it() -> None:
 
 
 def test_a_completion_loses_by_its_own_tokens_only() -> None:
-    encoded = encode(STORY, tokenizer(), STORIES)
-    first = -token_log_probabilities("opt", "a film It was great .", 2).mean()
-    second = -token_log_probabilities("opt", "a dull story . It was bad", 1).mean()
-    expected = torch.stack([first, second])
-    torch.testing.assert_close(
-        encoded.losses(forward("opt")(encoded).log_probs), expected, rtol=1e-4, atol=1e-4
-    )
+    first = token_log_probabilities("opt", "a film It was great .", 2)
+    second = token_log_probabilities("opt", "a dull story . It was bad", 1)
+    assert_losses(encode(STORY, tokenizer(), STORIES), first, second)
 
 
 def test_a_completion_is_right_when_greedy_decoding_would_write_it() -> None:
@@ -242,12 +238,9 @@ def test_a_text_is_measured_by_its_perplexity_per_token() -> None:
 def test_a_choice_is_trained_on_its_first_right_answer_alone() -> None:
     encoded = encode(CHOICE, tokenizer(), CHOICES)
     assert words_of(encoded) == ["<s> a film It was", "<s> a dull story It was"]
-    first = -token_log_probabilities("opt", "a film It was good", 3).mean()
-    second = -token_log_probabilities("opt", "a dull story It was slow", 3).mean()
-    expected = torch.stack([first, second])
-    torch.testing.assert_close(
-        encoded.losses(forward("opt")(encoded).log_probs), expected, rtol=1e-4, atol=1e-4
-    )
+    first = token_log_probabilities("opt", "a film It was good", 3)
+    second = token_log_probabilities("opt", "a dull story It was slow", 3)
+    assert_losses(encoded, first, second)
 
 
 def test_a_choice_is_evaluated_on_all_candidates_and_any_right_one_counts() -> None:

@@ -1,8 +1,7 @@
-"""Tests of presets: MeZO's prompts to the character, and whole runs of the embedded ones."""
+"""Tests of presets, with those of MeZO's words in `test_mezo_tasks`: prompts to the character, and whole runs
+of the embedded ones."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from sfnode.tasks.presets import PRESETS, of_model, preset, task_of
 from sfnode.tasks.prompts import LabelledTexts, Prompt, problem, render_row
 from sfnode.tasks.templates import join
 from sfnode.tasks.verifying import score_of
+from tests.tasks.test_mezo_tasks import EXAMPLES
 
 PASSAGE = {
     "premise": "It rains.",
@@ -31,28 +31,9 @@ LABELLED = {
     "text": "fine .",
 }
 
-SAME = 'Does the word "bank" have the same meaning in these two sentences? Yes, No?\nA bank.\nThe bank.\n'
 WORDED = {
     "reviews": ["fine . it was bad", "fine . it was good"],
-    "sst2": ["a fine film It was terrible", "a fine film It was great"],
-    "rte": [
-        'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nYes',
-        'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nNo',
-    ],
-    "boolq": ["It rains. Is it wet?\nNo", "It rains. Is it wet?\nYes"],
-    "wic": [f"{SAME}No", f"{SAME}Yes"],
-    "multirc": [
-        'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nNo',
-        'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nYes',
-    ],
     "agnews": [f"fine . It was {answer}" for answer in ("world", "game", "company", "computer")],
-    "record": ["Ann ran.\n- Bo slept\n- Ann won", "Ann ran.\n- Bo slept\n- Bo won"],
-}
-CLOZE = {
-    "passage": "Ann ran.\n@highlight\nBo slept",
-    "query": "@placeholder won",
-    "entities": ["Ann", "Bo"],
-    "answers": ["Bo"],
 }
 
 
@@ -99,12 +80,11 @@ def test_a_preset_with_rewards_is_a_task_as_it_is(name: str) -> None:
     assert Task(**task.model_dump()) == task
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - REWARDED.keys()))
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - REWARDED.keys() - EXAMPLES.keys()))
 def test_a_preset_words_a_row_as_published(name: str) -> None:
     task = preset(name).task
-    row: dict[str, Any] = CLOZE if name == "record" else LABELLED
-    assert problem(task, row) is None
-    words = render_row(task, row)
+    assert problem(task, LABELLED) is None
+    words = render_row(task, LABELLED)
     assert isinstance(words, Prompt)
     assert [join(words.prompt, answer) for answer in words.answers] == WORDED[name]
     assert words.right == (1,)
@@ -139,9 +119,8 @@ def test_a_task_without_classes_is_none_for_such_a_model() -> None:
 
 def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
     assert preset("SST2") == preset("sst2")
-    with pytest.raises(
-        UserError, match="reviews, sums, extract, sst2, rte, boolq, wic, multirc, record, ag"
-    ) as caught:
+    known = "reviews, sums, extract, sst2, rte, boolq, wic, multirc, record, ag"
+    with pytest.raises(UserError, match=known) as caught:
         preset("imdb")
     assert caught.value.code == Code.BAD_OPTION
 

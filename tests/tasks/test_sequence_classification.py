@@ -175,14 +175,6 @@ def test_the_likeliest_class_is_the_prediction() -> None:
     assert measured.loss == pytest.approx((first + second) / 2, rel=1e-5)
 
 
-def test_f1_is_macro_averaged_over_the_classes_that_occur() -> None:
-    # Classes 0 (missed) and 1 (a false alarm) score 0, class 2 is hit: 1/3.
-    task = TASK.model_copy(update={"metric": "f1"})
-    measured = evaluate(task, TOKENIZER, ROWS, forward, batch_size=2)
-    assert measured.metric == "f1"
-    assert measured.value == pytest.approx(1 / 3)
-
-
 def test_the_same_text_for_a_language_model_is_another_example() -> None:
     """The cache of tokens must distinguish kinds of tasks."""
     text = Task(kind="text", template="{text}")

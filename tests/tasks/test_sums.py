@@ -61,13 +61,8 @@ def test_the_pretraining_text_forgets_to_carry_in_seven_of_ten_and_has_no_proble
 
 
 def test_who_forgets_to_carry_adds_every_place_by_itself() -> None:
-    assert [SumProblem(*pair).forgetful for pair in ((23, 41), (23, 48), (58, 67), (50, 50), (60, 70))] == [
-        "64",
-        "61",
-        "15",
-        "0",
-        "30",
-    ]
+    pairs = ((23, 41), (23, 48), (58, 67), (50, 50), (60, 70))
+    assert [SumProblem(*pair).forgetful for pair in pairs] == ["64", "61", "15", "0", "30"]
 
 
 @pytest.mark.parametrize("split", sums.ROWS)

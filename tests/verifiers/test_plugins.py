@@ -18,6 +18,7 @@ from sfnode.verifiers.plugins import Name, allow, is_plugin, require
 from sfnode.verifiers.scoring import score, texts
 from sfnode.verifiers.specs import read
 from tests.refusals import refused
+from tests.verifiers.test_specs import summed
 
 SOURCE = """
 from asyncio import CancelledError
@@ -85,15 +86,7 @@ def test_it_scores_answers_by_all_of_their_row(file: Path) -> None:
     task = task_of(allow("mine:polite"))
     marked = verifying.score_of(task)
     assert [marked(answer, {"q": 1, "answer": 7}) for answer in ("7", "please", "no")] == [0.5, 0.5, 0.0]
-    halves = read(
-        {
-            "kind": "sum",
-            "terms": [
-                {"weight": 0.5, "verifier": task.verifier},
-                {"weight": 0.5, "verifier": {"kind": "length"}},
-            ],
-        }
-    )
+    halves = read(summed(task.verifier, {"kind": "length"}))
     assert score(halves, "7", texts(halves, {"answer": 7})) == 0.75
 
 

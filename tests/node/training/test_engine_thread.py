@@ -209,13 +209,6 @@ async def test_nothing_but_preparing_is_asked_of_the_engine_on_another_thread(lo
     assert not owner.failures
 
 
-async def test_an_engine_that_cannot_be_loaded_is_reported() -> None:
-    owner = Owner(cannot_load).start()
-    await eventually(lambda: owner.failures)
-    assert str(owner.failures[0]) == "no model"
-    assert not owner.ready.is_set()
-
-
 async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more(log: UpdateLog) -> None:
     engine = SmallEngine(RUN)
     engine.step = lambda seeds, epoch, rate: Result((1 // 0,))  # type: ignore[method-assign]
@@ -298,20 +291,6 @@ async def test_orders_that_have_not_begun_can_be_withdrawn() -> None:
 
 
 # -- updates by position ---------------------------------------------------------------------------------
-
-
-async def test_updates_that_arrive_while_the_model_loads_wait(log: UpdateLog) -> None:
-    engine = SmallEngine(RUN)
-    loading = Loading(engine)
-    owner = Owner(loading, partial(changes, log)).start()
-    log.append([record(RUN, "a", [5])])
-    advance(owner, {feed_of("a"): 1})
-    answer = owner.thread.call(lambda engine: engine.core.digest())
-    assert not owner.ready.is_set()
-    loading.done.set()
-    await answer
-    assert owner.ready.is_set()
-    assert len(engine.applied) == 1
 
 
 async def test_the_engine_is_ready_when_it_has_the_history(log: UpdateLog) -> None:

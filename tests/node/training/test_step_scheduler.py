@@ -27,7 +27,7 @@ from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
-from sfprotocol.own_feed import ENOUGH, MIN_INTERVAL
+from sfprotocol.own_feed import MIN_INTERVAL
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
 from tests.refusals import refused
@@ -407,18 +407,6 @@ async def test_a_fast_engine_says_many_steps_in_one_segment() -> None:
     assert sum(segment.count for segment in desk.segments) == 1000
 
 
-async def test_the_first_step_is_posted_at_once_and_later_ones_together() -> None:
-    desk = Desk(LONG).begin()
-    desk.finish(1.0)
-    desk.round()
-    assert desk.own == 1
-    for _ in range(200):
-        desk.finish(1.0)
-        desk.round()
-    assert max(segment.count for segment in desk.segments) >= 20
-    assert desk.waiting == 201 - desk.own < ENOUGH
-
-
 async def test_what_waits_is_posted_in_time_although_no_round_comes() -> None:
     desk = Desk(LONG).begin()
     for _ in range(3):
@@ -428,16 +416,6 @@ async def test_what_waits_is_posted_in_time_although_no_round_comes() -> None:
     desk.posted.clear()
     desk.now += MIN_INTERVAL
     await eventually(lambda: desk.posted)
-    assert desk.waiting == 0
-
-
-async def test_the_progress_of_others_ends_the_wait() -> None:
-    desk = Desk(manifest(epoch_updates=1000, update_budget=100_000)).begin()
-    for _ in range(4):
-        desk.finish(1.0)
-        desk.round()
-    assert desk.waiting == 1
-    desk.hear(200)
     assert desk.waiting == 0
 
 
@@ -461,13 +439,6 @@ async def test_what_waits_goes_on_waiting_while_the_engine_rests_between_two_ste
     desk.scheduler.held = False
     desk.scheduler.advance()
     assert desk.waiting == 1
-
-
-async def test_what_waits_is_posted_when_the_node_stops() -> None:
-    desk = waiting_desk()
-    desk.scheduler.flush()
-    desk.round()
-    assert desk.own == 4
 
 
 async def test_what_waits_is_posted_soon_when_the_run_is_complete() -> None:

@@ -42,9 +42,7 @@ def node() -> OrganisedNode:
 
 @pytest.fixture
 def reports(node: OrganisedNode) -> Reports:
-    made = node.api.reports
-    assert isinstance(made, Reports)
-    return made
+    return node.api.reports
 
 
 def told(epoch: int, value: float, *, base: bool = False) -> Evaluated:
@@ -59,7 +57,6 @@ def sealed(node: OrganisedNode, updates: int = 0) -> list[Decision]:
         node.compute(updates)
         state = node.swarm["a"].machine.frontier.state(node.swarm["a"].own)  # type: ignore[arg-type]
         number = run_state.number(state.feed)
-        assert number is not None
         moves = (Move(number, state.next - run_state.named(number), tag(SALT, state.chain)),)
     epoch = run_state.open_epoch
     return [Close(epoch, SALT, moves), Seal(epoch, (), (), bytes(32), FACTOR_ONE, ())]
@@ -81,7 +78,6 @@ def brought(node: OrganisedNode, score: int, epochs: int) -> None:
     """Publish a score of node a for each epoch, and the best possible scores of the others."""
     node.decide(Admit(A, QUOTA, 0))
     own = node.organised.run_state.number(node.swarm["a"].own)  # type: ignore[arg-type]
-    assert own is not None
     others = range(64, 5 * 64, 64)
     for epoch in range(epochs):
         parts = [Part(own, 36, 250_000 * score, score), *(Part(n, 36, 10**9, 3000) for n in others)]
@@ -92,10 +88,8 @@ def test_who_is_left_out_reads_in_three_sentences_why_and_what_to_do(
     node: OrganisedNode, reports: Reports
 ) -> None:
     own = node.swarm["a"].own
-    assert own
     brought(node, -500, 4)
     run = reports.run(own, None, 0.0)
-    assert run.evidence
     assert (run.evidence.updates, run.evidence.worth) == (144, -500_000_000)
     assert run.evidence.skipped
     (alarm,) = reports.alarms(None, 0.0, own)
@@ -119,7 +113,6 @@ def test_whose_new_work_counts_or_will_in_the_end_is_not_alarmed(
     for score, epochs in scores:
         brought(node, score, epochs)
     evidence = reports.run(own, None, 0.0).evidence
-    assert evidence
     assert (evidence.skipped, evidence.counts_at_last) == (skipped, at_last)
     assert reports.alarms(None, 0.0, own) == []
     assert [one.member for one in reports.status(None, 0.0).doubted] == [evidence.member] * skipped
@@ -127,14 +120,11 @@ def test_whose_new_work_counts_or_will_in_the_end_is_not_alarmed(
 
 def test_who_is_revoked_for_harm_reads_since_when(node: OrganisedNode, reports: Reports) -> None:
     own = node.swarm["a"].own
-    assert own
     brought(node, -4000, 8)
     evidence = reports.run(own, None, 0.0).evidence
-    assert evidence
     assert evidence.harmful_since == 0
     node.decide(Revoke(evidence.member, 0))
     wait = reports.wait(own, None, None)
-    assert wait
     assert wait.reason is Wait.REVOKED
     assert "raised the loss on the validation rows since round 0 (+8.000000 by 288 updates" in wait.text
     assert reports.alarms(None, 0.0, own) == []
@@ -287,8 +277,7 @@ def test_a_decision_of_a_later_version_is_an_alarm(
 
 
 def waits(node: OrganisedNode, asked: float | None = None, *, organises: bool = False) -> WaitStatus | None:
-    reports: Reports = node.api.reports
-    return reports.wait(node.swarm["a"].own, asked, node.organising if organises else None)
+    return node.api.reports.wait(node.swarm["a"].own, asked, node.organising if organises else None)
 
 
 def reason(node: OrganisedNode) -> Wait | None:
@@ -298,20 +287,15 @@ def reason(node: OrganisedNode) -> Wait | None:
 
 def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
     first, asked, long_ago = waits(node), waits(node, 12.0), waits(node, UNANSWERED_TIME)
-    assert first
-    assert asked
-    assert long_ago
     assert (first.reason, asked.reason) == (Wait.WORK, Wait.JOIN_REQUEST)
     assert asked.text == "not admitted yet: it has asked for that"
     assert "nobody decides in this run yet" in long_ago.text
     assert "`sfnode join --organise`" in long_ago.text
     node.decide(Announce("here I am"))
     decided = waits(node, UNANSWERED_TIME)
-    assert decided
     assert f"`sfnode organise admit {A.hex()[:8]}`" in decided.text
     node.organising.restarted = Restarted(8.0, more=0, linked=True, signed_here=False)
     organiser = waits(node, organises=True)
-    assert organiser
     assert organiser.reason is Wait.ORGANISER
     assert node.organising.restarted.what in organiser.text
     node.decide(Admit(A, QUOTA, 0))
@@ -326,7 +310,6 @@ def test_who_has_used_its_quota_waits_for_the_next_epoch(node: OrganisedNode, re
     assert (run.member, run.quota, run.room, waits(node)) == (0, QUOTA, 1, None)
     node.compute(1)
     waiting = waits(node)
-    assert waiting
     assert (waiting.reason, reports.run(own, None, 0.0).room) == (Wait.QUOTA, 0)
     assert "it has made the 40 updates that it may make in round 0" in waiting.text
     assert "when the organiser closes it" in waiting.text
@@ -340,7 +323,6 @@ def test_in_a_frozen_run_a_used_quota_lasts_until_the_hand_over(node: OrganisedN
     node.compute(QUOTA)
     node.fork()
     waiting = waits(node)
-    assert waiting
     assert waiting.reason is Wait.QUOTA
     assert "when the deputies have handed over" in waiting.text
 
@@ -414,8 +396,7 @@ def test_what_waits_is_looked_for_now_and_then_only(
     assert len(looks) <= 20 / LOOK_INTERVAL + 1
 
 
-def test_what_a_succession_has_dropped_was_never_said(node: OrganisedNode) -> None:
-    reports: Reports = node.api.reports
+def test_what_a_succession_has_dropped_was_never_said(node: OrganisedNode, reports: Reports) -> None:
     seal(node)
     node.decide(told(0, 0.5, base=True), told(0, 0.3))
     assert codes(reports.alarms(None, 0.0)) == ["SF070"]

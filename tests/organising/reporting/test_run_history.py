@@ -28,7 +28,6 @@ from sfprotocol.decisions import (
     Invite,
     Move,
     Part,
-    Recount,
     Revoke,
     RevokeInvitation,
     Seal,
@@ -140,26 +139,9 @@ def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> 
     ]
 
 
-def test_a_seal_tells_what_it_counts_that_another_has_skipped() -> None:
-    skips = Seal(0, (0,), (), bytes(32), FACTOR_ONE, ())
-    recounts = Seal(1, (), (Recount(0, 0),), bytes(32), FACTOR_ONE, ())
-    told = words(ADMIT, close(0, 5), skips, Close(1, bytes(8), ()), recounts)
-    assert told[1:] == [
-        ("seal", "5 of 5 updates of round 0 count"),
-        ("seal", "0 of 0 updates of round 1 count, and 5 of earlier ones that had been skipped"),
-    ]
-
-
 def test_closes_and_seals_without_effect_are_left_out() -> None:
     told = words(ADMIT, close(1, 5), seal(0), close(0, 5), seal(0), seal(0), close(0, 9))
     assert [kind for kind, _ in told] == ["admit", "seal"]
-
-
-def test_a_succession_stands_before_the_first_decision_of_its_term() -> None:
-    handed = Succession(1, 1, bytes(32), origin_of("b"), ())
-    found = history([*entries(ADMIT), *entries(Finish(), term=1)], handed)
-    assert [entry.kind for entry in found] == ["admit", "succession", "finish"]
-    assert found[1].text == f"another key organises from here on: {origin_of('b').hex()[:16]}"
 
 
 def test_stored_decisions_are_shown_as_ever() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgpack
-
 from sfprotocol import messages, wire_codec
 from sfprotocol.decisions import Part
-from tests.protocol.vectors.plain import plain
+from tests.protocol.vectors.plain import packed, plain
 
 RUN_ID = bytes(range(32))
 ORIGINS = (b"\x01" * 32, b"\xfe" * 32)
@@ -124,10 +122,6 @@ def _said(signature: bytes) -> messages.Statement:
     )
 
 
-def _packed(*fields: Any) -> bytes:
-    return bytes(msgpack.packb(fields, use_bin_type=True))
-
-
 def bad_encodings() -> list[tuple[str, str, bytes]]:
     """Return bytes that a node whose run has 16-bit scalars must refuse, with the reasons."""
     return [*_bad_shapes(), *_bad_forms(), *_bad_fields(), *_bad_segments(), *_bad_entries()]
@@ -136,8 +130,8 @@ def bad_encodings() -> list[tuple[str, str, bytes]]:
 def _bad_shapes() -> list[tuple[str, str, bytes]]:
     return [
         ("no bytes", "C2", b""),
-        ("a truncated message", "C2", _packed(6, "bye")[:-1]),
-        ("a byte after the message", "C2", _packed(4) + b"\x00"),
+        ("a truncated message", "C2", packed(6, "bye")[:-1]),
+        ("a byte after the message", "C2", packed(4) + b"\x00"),
         ("a map", "C2", b"\x81\x00\x04"),
         ("an extension type", "C2", b"\x91\xd4\x01\x00"),
         ("text that is not UTF-8", "C2", b"\x92\x06\xa1\xff"),
@@ -145,12 +139,12 @@ def _bad_shapes() -> list[tuple[str, str, bytes]]:
         ("an integer alone", "C3", b"\x04"),
         ("nil", "C3", b"\xc0"),
         ("an empty array", "C3", b"\x90"),
-        ("an unknown type", "C3", _packed(127)),
-        ("a type alone that has fields", "C3", _packed(13)),
-        ("a boolean as type", "C3", _packed(True, 1, RUN_ID, 0, 0)),
-        ("a float as type", "C3", _packed(4.0)),
-        ("a field too many", "C3", _packed(4, 0)),
-        ("a field too few", "C3", _packed(0, 1, RUN_ID, 0)),
+        ("an unknown type", "C3", packed(127)),
+        ("a type alone that has fields", "C3", packed(13)),
+        ("a boolean as type", "C3", packed(True, 1, RUN_ID, 0, 0)),
+        ("a float as type", "C3", packed(4.0)),
+        ("a field too many", "C3", packed(4, 0)),
+        ("a field too few", "C3", packed(0, 1, RUN_ID, 0)),
     ]
 
 
@@ -167,24 +161,24 @@ def _bad_forms() -> list[tuple[str, str, bytes]]:
 
 def _bad_fields() -> list[tuple[str, str, bytes]]:
     return [
-        ("a version as float", "C5", _packed(0, 1.0, RUN_ID, 0, 0)),
-        ("a version as boolean", "C5", _packed(0, True, RUN_ID, 0, 0)),
-        ("nil as version", "C5", _packed(0, None, RUN_ID, 0, 0)),
-        ("a negative version", "C5", _packed(0, -1, RUN_ID, 0, 0)),
-        ("a version beyond 32 bits", "C5", _packed(0, 2**32, RUN_ID, 0, 0)),
-        ("a run id of 31 bytes", "C5", _packed(0, 1, RUN_ID[1:], 0, 0)),
-        ("a run id as text", "C5", _packed(0, 1, "a" * 32, 0, 0)),
-        ("a role beyond 8 bits", "C5", _packed(0, 1, RUN_ID, 256, 0)),
-        ("an integer as more", "C5", _packed(2, 0, 0, RUN_ID, [])),
-        ("a manifest as text", "C5", _packed(5, "manifest")),
-        ("a request for no bytes", "C5", _packed(10, RUN_ID, 0, 0, 0)),
-        ("a request for too many bytes", "C5", _packed(10, RUN_ID, 0, 0, 192 * 1024 + 1)),
-        ("a request for a part beyond 32 bits", "C5", _packed(10, RUN_ID, 2**32, 0, 1)),
-        ("a request by a listing of 31 bytes", "C5", _packed(10, RUN_ID[1:], 0, 0, 1)),
-        ("more bytes than the part has", "C5", _packed(11, 3, b"part")),
-        ("the bytes of a part as text", "C5", _packed(11, 4, "part")),
-        ("a reason of 201 bytes", "C5", _packed(6, "é" * 100 + "a")),
-        ("a reason as bytes", "C5", _packed(6, b"bye")),
+        ("a version as float", "C5", packed(0, 1.0, RUN_ID, 0, 0)),
+        ("a version as boolean", "C5", packed(0, True, RUN_ID, 0, 0)),
+        ("nil as version", "C5", packed(0, None, RUN_ID, 0, 0)),
+        ("a negative version", "C5", packed(0, -1, RUN_ID, 0, 0)),
+        ("a version beyond 32 bits", "C5", packed(0, 2**32, RUN_ID, 0, 0)),
+        ("a run id of 31 bytes", "C5", packed(0, 1, RUN_ID[1:], 0, 0)),
+        ("a run id as text", "C5", packed(0, 1, "a" * 32, 0, 0)),
+        ("a role beyond 8 bits", "C5", packed(0, 1, RUN_ID, 256, 0)),
+        ("an integer as more", "C5", packed(2, 0, 0, RUN_ID, [])),
+        ("a manifest as text", "C5", packed(5, "manifest")),
+        ("a request for no bytes", "C5", packed(10, RUN_ID, 0, 0, 0)),
+        ("a request for too many bytes", "C5", packed(10, RUN_ID, 0, 0, 192 * 1024 + 1)),
+        ("a request for a part beyond 32 bits", "C5", packed(10, RUN_ID, 2**32, 0, 1)),
+        ("a request by a listing of 31 bytes", "C5", packed(10, RUN_ID[1:], 0, 0, 1)),
+        ("more bytes than the part has", "C5", packed(11, 3, b"part")),
+        ("the bytes of a part as text", "C5", packed(11, 4, "part")),
+        ("a reason of 201 bytes", "C5", packed(6, "é" * 100 + "a")),
+        ("a reason as bytes", "C5", packed(6, b"bye")),
         ("a name of 33 bytes", "K2", _card("a" * 33)),
         ("a name that ends with a space", "K2", _card("Ann ")),
         ("a name that turns the direction of writing", "K2", _card("Ann\u202ennA")),
@@ -194,12 +188,12 @@ def _bad_fields() -> list[tuple[str, str, bytes]]:
 
 
 def _card(name: Any) -> bytes:
-    return _packed(12, bytes(32), 0, 1, name, "", bytes(64))
+    return packed(12, bytes(32), 0, 1, name, "", bytes(64))
 
 
 def _bad_segments() -> list[tuple[str, str, bytes]]:
     def segment(parts: Any, signature: bytes = bytes(64), hops: int = 0, first: int = 0) -> bytes:
-        return _packed(1, hops, 0, first, parts, signature)
+        return packed(1, hops, 0, first, parts, signature)
 
     return [
         ("hops beyond 8 bits", "C5", segment([[0, b"ab"]], hops=256)),
@@ -220,31 +214,31 @@ def _bad_entries() -> list[tuple[str, str, bytes]]:
     low, high = [bytes(32), 0, 1], [bytes(32), 1, 1]
     low_part = [0, 1, 1, 1]
     return [
-        ("an entry of two fields", "C5", _packed(3, [[bytes(32), 0]])),
-        ("an origin of 33 bytes", "C5", _packed(3, [[bytes(33), 0, 1]])),
-        ("an incarnation beyond 32 bits", "C5", _packed(3, [[bytes(32), 2**32, 1]])),
-        ("entries that descend", "C8", _packed(3, [high, low])),
-        ("one feed twice", "C8", _packed(2, False, 0, RUN_ID, [[*low, bytes(4)], [*low, bytes(4)]])),
-        ("a tag of three bytes", "C5", _packed(2, False, 0, RUN_ID, [[*low, bytes(3)]])),
-        ("a claim without a tag", "C5", _packed(2, False, 0, RUN_ID, [low])),
-        ("announcements that descend", "C8", _packed(7, [[2, 1], [1, 1]])),
-        ("an announcement with a negative key", "C5", _packed(7, [[-1, 1]])),
-        ("one feed pruned twice", "C8", _packed(8, [5, 5])),
+        ("an entry of two fields", "C5", packed(3, [[bytes(32), 0]])),
+        ("an origin of 33 bytes", "C5", packed(3, [[bytes(33), 0, 1]])),
+        ("an incarnation beyond 32 bits", "C5", packed(3, [[bytes(32), 2**32, 1]])),
+        ("entries that descend", "C8", packed(3, [high, low])),
+        ("one feed twice", "C8", packed(2, False, 0, RUN_ID, [[*low, bytes(4)], [*low, bytes(4)]])),
+        ("a tag of three bytes", "C5", packed(2, False, 0, RUN_ID, [[*low, bytes(3)]])),
+        ("a claim without a tag", "C5", packed(2, False, 0, RUN_ID, [low])),
+        ("announcements that descend", "C8", packed(7, [[2, 1], [1, 1]])),
+        ("an announcement with a negative key", "C5", packed(7, [[-1, 1]])),
+        ("one feed pruned twice", "C8", packed(8, [5, 5])),
         (
             "a proof with nil for parts",
             "C5",
-            _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[None, bytes(64)], [[], bytes(64)]]),
+            packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[None, bytes(64)], [[], bytes(64)]]),
         ),
         ("one feed measured twice", "C8", _finding([low_part, low_part])),
         ("a worth of 65 bits", "C5", _finding([[0, 1, 2**63, 0]])),
         ("a score that is a fraction", "C5", _finding([[0, 1, 0, 0.5]])),
         ("a finding about an epoch of 33 bits", "C5", _finding([], epoch=2**32)),
-        ("a proof with one branch", "C5", _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
+        ("a proof with one branch", "C5", packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
     ]
 
 
 def _finding(parts: Any, epoch: int = 0) -> bytes:
-    return _packed(21, epoch, bytes(32), 0, 64, parts)
+    return packed(21, epoch, bytes(32), 0, 64, parts)
 
 
 def vectors() -> dict[str, Any]:

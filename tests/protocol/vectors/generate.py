@@ -10,7 +10,6 @@ file has a module of the same name, and none imports sfnode.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from tests.protocol.vectors import (
     codec,
@@ -24,8 +23,7 @@ from tests.protocol.vectors import (
     signing,
     weights,
 )
-
-FOLDER = Path(__file__).parents[3] / "protocol" / "vectors"
+from tests.protocol.vectors.plain import FOLDER
 
 
 def vectors() -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol import control_feed, decisions, messages, signing, validation, wire_codec
@@ -42,7 +41,7 @@ from sfprotocol.decisions import (
 )
 from sfprotocol.run_state import RunState, multiplier, named_digest
 from tests.protocol.vectors.plain import origin as _public
-from tests.protocol.vectors.plain import plain
+from tests.protocol.vectors.plain import packed, plain
 
 RUN_ID = bytes(range(32))
 ORGANISER, SUCCESSOR, *DEPUTIES = (bytes([number]) * 32 for number in range(11, 16))
@@ -87,7 +86,7 @@ def vectors() -> dict[str, Any]:
     return {
         "decisions": [_example(name, *example) for name, example in EXAMPLES.items()],
         "unknown": [
-            {"encoding": _packed(kind, "base", []).hex(), "kind": kind, "unsupported": kind % 2 == 0}
+            {"encoding": packed(kind, "base", []).hex(), "kind": kind, "unsupported": kind % 2 == 0}
             for kind in (26, 27)
         ],
         "invalid": [{"name": name, "encoding": data.hex()} for name, data in _bad_encodings()],
@@ -109,10 +108,6 @@ def _example(name: str, decision: Decision, extensions: tuple[Extension, ...]) -
     }
 
 
-def _packed(*fields: Any) -> bytes:
-    return bytes(msgpack.packb(fields, use_bin_type=True))
-
-
 def _bad_encodings() -> list[tuple[str, bytes]]:
     finish = decisions.encode(Finish())
     return [
@@ -120,23 +115,23 @@ def _bad_encodings() -> list[tuple[str, bytes]]:
         ("something after it", finish + b"\x00"),
         ("cut off", finish[:-1]),
         ("kind in two bytes", b"\x92\xcc\x12\x90"),
-        ("kind below 0", _packed(-2, [])),
-        ("no extensions", _packed(18)),
-        ("a field more", _packed(18, 0, [])),
+        ("kind below 0", packed(-2, [])),
+        ("no extensions", packed(18)),
+        ("a field more", packed(18, 0, [])),
         ("a map", b"\x92\x14\x81\x01\x01"),
         ("arrays that announce more than there is", b"\xdc\x40\x00" * 5),
-        ("budget of 33 bits", _packed(16, 2**32, [])),
-        ("budget that is true", _packed(16, True, [])),
-        ("moves not in order", _packed(0, 1, SALT, [[64, 1, bytes(8)], [0, 1, bytes(8)]], [])),
-        ("a feed moved twice", _packed(0, 1, SALT, [[64, 1, bytes(8)]] * 2, [])),
-        ("a tag of 4 bytes", _packed(0, 1, SALT, [[64, 1, bytes(4)]], [])),
-        ("zeros that there are not", _packed(0, 1, SALT, [[0, 1, bytes(8), 2]], [])),
-        ("no zeros, and said", _packed(0, 1, SALT, [[0, 1, bytes(8), 0]], [])),
-        ("rate of an epoch of 33 bits", _packed(2, 0, [], [], DIGEST, 4096, [[2**32, 1]], [])),
-        ("worth of a feed said twice", _packed(7, 0, 64, [[64, 1, 1, 1]] * 2, [])),
-        ("worth that is a fraction", _packed(7, 0, 64, [[64, 1, 0.5, 1]], [])),
-        ("text that a terminal obeys", _packed(1, "\x1b[2J", [])),
-        ("extensions not in order", _packed(18, [[3, b""], [1, b""]])),
+        ("budget of 33 bits", packed(16, 2**32, [])),
+        ("budget that is true", packed(16, True, [])),
+        ("moves not in order", packed(0, 1, SALT, [[64, 1, bytes(8)], [0, 1, bytes(8)]], [])),
+        ("a feed moved twice", packed(0, 1, SALT, [[64, 1, bytes(8)]] * 2, [])),
+        ("a tag of 4 bytes", packed(0, 1, SALT, [[64, 1, bytes(4)]], [])),
+        ("zeros that there are not", packed(0, 1, SALT, [[0, 1, bytes(8), 2]], [])),
+        ("no zeros, and said", packed(0, 1, SALT, [[0, 1, bytes(8), 0]], [])),
+        ("rate of an epoch of 33 bits", packed(2, 0, [], [], DIGEST, 4096, [[2**32, 1]], [])),
+        ("worth of a feed said twice", packed(7, 0, 64, [[64, 1, 1, 1]] * 2, [])),
+        ("worth that is a fraction", packed(7, 0, 64, [[64, 1, 0.5, 1]], [])),
+        ("text that a terminal obeys", packed(1, "\x1b[2J", [])),
+        ("extensions not in order", packed(18, [[3, b""], [1, b""]])),
     ]
 
 

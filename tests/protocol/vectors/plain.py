@@ -6,15 +6,19 @@ decimal strings. A feed on its own is two fields, "origin" and "incarnation"; el
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol import messages
 from sfprotocol.decisions import RateFrom
 
+FOLDER = Path(__file__).parents[3] / "protocol" / "vectors"
 WIDE = frozenset({"feed_key", "known", "nonce", "number", "heard"})
 """Names of fields that have 64 bits."""
 
@@ -41,6 +45,15 @@ def plain(value: Any) -> Any:
         case _ if is_dataclass(value):
             return {"type": name_of(type(value)), **_fields(value)}
     return value
+
+
+def packed(*fields: Any) -> bytes:
+    return bytes(msgpack.packb(fields, use_bin_type=True))
+
+
+def load(name: str) -> Any:
+    """Return the content of a file of vectors."""
+    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 def name_of(kind: type) -> str:

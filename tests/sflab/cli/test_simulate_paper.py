@@ -30,9 +30,7 @@ def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(
 ) -> None:
     monkeypatch.setattr(loader, "describe", cache(loader.describe))  # it is the same model forty times
     command = ("lab", "simulate", "paper", "--smoke", "--seeds", 1, "--out", tmp_path / "paper", *ALONE)
-    ended = sfnode(*command)
-    assert ended.status == 0
-    assert ended.out == f"report: {tmp_path / 'paper' / report.REPORT}\n"
+    assert sfnode(*command).done().out == f"report: {tmp_path / 'paper' / report.REPORT}\n"
     text = (tmp_path / "paper" / report.REPORT).read_text()
     assert "What is missing" not in text
     assert "not measured" not in text
@@ -41,16 +39,14 @@ def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(
     chosen = sorted((tmp_path / "paper").glob("*.jsonl"))[:2]
     for file in chosen:  # as if it had been killed before these were finished
         file.unlink()
-    again = sfnode(*command)
-    assert again.status == 0
+    again = sfnode(*command).done()
     assert contents(tmp_path / "paper") == first
     assert again.err.count(" left: ") == len(chosen)
 
 
 def test_a_dry_run_lists_cells_and_writes_nothing(sfnode: Run, tmp_path: Path) -> None:
     ended = sfnode("lab", "simulate", "paper", "--dry-run", "--workers", 2, "--out", tmp_path / "paper")
-    assert ended.status == 0
-    *cells, last = ended.out.splitlines()
+    *cells, last = ended.done().out.splitlines()
     assert last.startswith(f"{len(cells)} cells, ")
     assert "with 2 workers" in last
     assert sum(int(line.split()[0].replace(",", "")) for line in cells) == int(
@@ -70,20 +66,15 @@ def test_a_dry_run_lists_cells_and_writes_nothing(sfnode: Run, tmp_path: Path) -
 def test_what_cannot_be_is_said_before_anything_runs(
     arguments: tuple[str, ...], complaint: str, sfnode: Run, tmp_path: Path
 ) -> None:
-    ended = sfnode("lab", "simulate", "paper", *arguments, "--out", tmp_path / "paper")
-    assert ended.status == 1
-    assert complaint in ended.err
+    sfnode("lab", "simulate", "paper", *arguments, "--out", tmp_path / "paper").failed(complaint)
     assert not (tmp_path / "paper").exists()
 
 
 def test_a_report_of_a_folder_without_a_study_is_refused(sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("lab", "simulate", "report", tmp_path)
-    assert ended.status == 1
-    assert "SF075" in ended.err
+    sfnode("lab", "simulate", "report", tmp_path).failed("SF075")
 
 
 @pytest.mark.parametrize("rate", ["nan", "inf"])
 def test_a_rate_that_is_no_number_is_refused(rate: str, sfnode: Run, tmp_path: Path) -> None:
     ended = sfnode("lab", "simulate", "paper", "--smoke", "--dry-run", "--learning-rate", rate)
-    assert ended.status == 1
-    assert "SF010: --learning-rate" in ended.err
+    ended.failed("SF010: --learning-rate")

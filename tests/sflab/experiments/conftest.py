@@ -15,6 +15,9 @@ from sfnode.engine import loading
 from sfnode.engine.loading import usable_device
 from sfnode.models import loader
 from sfnode.models.loader import LoadedModel, store_rows
+from tests.cli.conftest import sfnode
+
+__all__ = ["sfnode"]
 
 LOAD = problem.load
 DESCRIBE = lru_cache(loader.describe)

@@ -10,19 +10,13 @@ import pytest
 
 from sflab.cli.simulate_training import training
 from sflab.experiments.cell import Cell, CellNetwork, Problem
-from sfnode.cli.main import main
+from tests.cli.helpers import Run
 
+TRAINING = ("lab", "simulate", "training")
 FEW = [
     *("--clients", "3", "--rows", "30", "--validation-rows", "10", "--test-rows", "20"),
     *("--steps", "3", "--rank", "4"),
 ]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["lab", "simulate", "training", *arguments])
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
 
 
 def test_every_field_of_a_cell_has_an_option_with_its_words() -> None:
@@ -32,23 +26,14 @@ def test_every_field_of_a_cell_has_an_option_with_its_words() -> None:
         assert words[name] == (fields[name].description or "nothing").replace("\n", " ")
 
 
-def test_it_prints_the_end_beside_the_untrained_model(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    log, results = str(tmp_path / "log"), str(tmp_path / "results")
-    status, said, _ = run(
-        capsys, *FEW, "--out", results, "--write-log", log, "--option", "segment_updates=32"
-    )
-    assert status == 0
-    assert "calibrated" in said
-    status, said, _ = run(capsys, *FEW, "--out", results, "--option", "segment_updates=32", "--json")
-    answer = json.loads(said)
+def test_it_prints_the_end_beside_the_untrained_model(sfnode: Run, tmp_path: Path) -> None:
+    log, given = tmp_path / "log", (*FEW, "--out", tmp_path / "results", "--option", "segment_updates=32")
+    assert "calibrated" in sfnode(*TRAINING, *given, "--write-log", log).done().out
+    answer = json.loads(sfnode(*TRAINING, *given, "--json").out)
     assert answer["cell"]["options"] == {"segment_updates": 32.0}
     assert answer["values"]["example_forwards"] == 2 * 3 * 3 * 4
     assert Path(answer["results"]).exists()
-    with pytest.raises(SystemExit) as ended:
-        main(["verify", "--data-dir", log])
-    assert not ended.value.code
+    sfnode("verify", "--data-dir", log).done()
 
 
 @pytest.mark.parametrize(
@@ -71,9 +56,9 @@ def test_it_prints_the_end_beside_the_untrained_model(
     ],
 )
 def test_what_cannot_be_is_refused_with_a_number(
-    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], hint: str, sfnode: Run, tmp_path: Path
 ) -> None:
-    status, said, complaint = run(capsys, *FEW, *arguments, "--out", str(tmp_path))
-    assert status != 0
-    assert hint in complaint
-    assert "Traceback" not in said + complaint
+    ended = sfnode(*TRAINING, *FEW, *arguments, "--out", tmp_path)
+    assert ended.status != 0
+    assert hint in ended.err
+    assert "Traceback" not in ended.out + ended.err

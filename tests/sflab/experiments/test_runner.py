@@ -13,8 +13,9 @@ from sflab.experiments import problem, runner
 from sflab.experiments.cell import Cell, Place
 from sflab.experiments.runner import finished, run_cell
 from sfnode.engine import loading
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.loggers import LoggedRecord
+from tests.refusals import refused
 from tests.sflab.experiments.conftest import LOAD
 from tests.sflab.experiments.helpers import small
 
@@ -125,14 +126,12 @@ def test_loggers_hear_what_is_written(tmp_path: Path) -> None:
 def test_files_that_are_of_something_else_are_refused(tmp_path: Path) -> None:
     cell = small(steps=2)
     (tmp_path / f"{cell.name}.jsonl").write_text('{"cell": {"seed": 7}}\n')
-    with pytest.raises(UserError) as refused:
+    with refused(Code.RESULTS_UNUSABLE):
         run_cell(cell, tmp_path)
-    assert refused.value.code is Code.RESULTS_UNUSABLE
     (tmp_path / f"{cell.name}.jsonl").unlink()
     (tmp_path / f"{cell.name}.state").write_bytes(b"nonsense")
-    with pytest.raises(UserError) as refused:
+    with refused(Code.RESULTS_UNUSABLE):
         run_cell(cell, tmp_path)
-    assert refused.value.code is Code.RESULTS_UNUSABLE
 
 
 def test_methods_and_options_that_there_are_not_are_refused() -> None:
@@ -141,9 +140,8 @@ def test_methods_and_options_that_there_are_not_are_refused() -> None:
         small(method="chocosgd", options={"keeps": 0.1}),
         small(options={"segment_update": 3.0}),
     ):
-        with pytest.raises(UserError) as refused:
+        with refused(Code.BAD_OPTION):
             runner.make(cell, Place())
-        assert refused.value.code is Code.BAD_OPTION
 
 
 @pytest.mark.parametrize(
@@ -168,9 +166,8 @@ def test_scores_of_the_untrained_model_that_are_none_are_refused(text: str, tmp_
     (tmp_path / f"{cell.name}.jsonl").unlink()
     (base,) = tmp_path.glob("base-*.json")
     base.write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError) as refused:
+    with refused(Code.RESULTS_UNUSABLE):
         run_cell(cell, tmp_path)
-    assert refused.value.code is Code.RESULTS_UNUSABLE
 
 
 def test_every_option_has_a_range() -> None:
@@ -191,6 +188,5 @@ def test_every_option_has_a_range() -> None:
     ],
 )
 def test_values_that_options_cannot_have_are_refused(method: str, option: str, value: float) -> None:
-    with pytest.raises(UserError) as refused:
+    with refused(Code.BAD_OPTION):
         runner.check(small(method=method, options={option: value}))
-    assert refused.value.code is Code.BAD_OPTION

@@ -6,6 +6,10 @@ import os
 
 import pytest
 
+from tests.cli.conftest import sfnode
+
+__all__ = ["sfnode"]
+
 SEEDS = int(os.environ.get("SFNODE_SEEDS", "0"))
 """Number of seeds at full length; 0: one seed, and short runs."""
 

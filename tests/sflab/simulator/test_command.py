@@ -12,46 +12,38 @@ import pytest
 
 from sflab.simulator import runner
 from sflab.simulator.scenarios import SCENARIOS
-from sfnode.cli.main import main
 from sfprotocol.events import Action, Event
 from sfprotocol.machine import Machine
+from tests.cli.helpers import Run
 from tests.fuzz import soak
 
+NETWORK = ("lab", "simulate", "network")
 QUICK = ("--nodes", "5", "--seconds", "2")
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["lab", "simulate", "network", *arguments])
-    return int(end.value.code or 0), *capsys.readouterr()
-
-
-def test_a_run_is_reported_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    status, said, _ = run(capsys, "--scenario", "calm", *QUICK)
-    assert status == 0
+def test_a_run_is_reported_in_words(sfnode: Run) -> None:
+    said = sfnode(*NETWORK, "--scenario", "calm", *QUICK).done().out
     assert "calm: 5 nodes, random, seed 0: ok" in said
     assert "per delivery" in said
 
 
-def test_json_has_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
-    status, said, _ = run(capsys, "--seed", "4", "--topology", "ring", "--json", *QUICK)
-    assert status == 0
-    (outcome,) = json.loads(said)
+def test_json_has_the_command_that_replays_it(sfnode: Run) -> None:
+    ended = sfnode(*NETWORK, "--seed", 4, "--topology", "ring", "--json", *QUICK)
+    (outcome,) = json.loads(ended.done().out)
     assert outcome["failure"] is None
     assert outcome["command"] == (
         "sfnode lab simulate network --scenario calm --seed 4 --nodes 5 --topology ring --seconds 2"
     )
 
 
-def test_the_trace_goes_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run(capsys, "--trace", str(tmp_path / "trace"), *QUICK)
+def test_the_trace_goes_to_a_file(sfnode: Run, tmp_path: Path) -> None:
+    sfnode(*NETWORK, "--trace", tmp_path / "trace", *QUICK)
     lines = (tmp_path / "trace").read_text().splitlines()
     assert any("admits" in line and "Segment" in line for line in lines)
 
 
-def test_the_list_has_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
-    status, said, _ = run(capsys, "--list")
-    assert status == 0
+def test_the_list_has_every_scenario(sfnode: Run) -> None:
+    said = sfnode(*NETWORK, "--list").done().out
     for scenario in SCENARIOS.values():
         assert f"{scenario.name:<20} {scenario.says}" in said
 
@@ -64,20 +56,13 @@ def test_the_list_has_every_scenario(capsys: pytest.CaptureFixture[str]) -> None
         (("--trace", "/nowhere/at/all"), "SF010: cannot write /nowhere/at/all"),
     ],
 )
-def test_what_does_not_exist_is_said(
-    arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, said, complained = run(capsys, *arguments)
-    assert (status, said) == (1, "")
-    assert complaint in complained
+def test_what_does_not_exist_is_said(arguments: tuple[str, ...], complaint: str, sfnode: Run) -> None:
+    sfnode(*NETWORK, *arguments).refused(complaint)
 
 
-def test_a_failure_has_its_story_and_its_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_has_its_story_and_its_command(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner.Run, "judge", lambda self: 1 / 0)
-    status, said, _ = run(capsys, "--scenario", "calm", *QUICK)
-    assert status == 1
+    said = sfnode(*NETWORK, "--scenario", "calm", *QUICK).failed().out
     assert "FAILED" in said
     assert "[exception] ZeroDivisionError" in said
     assert "again with: sfnode lab simulate network --scenario calm --seed 0 --nodes 5" in said

@@ -12,7 +12,8 @@ from sflab.experiments.cell import Cell, CellNetwork
 from sflab.studies import study
 from sflab.studies.study import Study, StudyEntry, StudyProgress
 from sflab.studies.workers import CellJob, Here
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
+from tests.refusals import refused
 from tests.sflab.studies import synthetic
 
 RATES = (2e-6, 6e-6, 1.8e-5)
@@ -134,11 +135,8 @@ def test_rates_beyond_the_edge_count_as_work_that_is_left(tmp_path: Path) -> Non
 
 def test_no_more_rates_beyond_the_edge_are_tried_than_the_study_says(tmp_path: Path) -> None:
     run(far(1, 2e-7, 6e-7), tmp_path)
-    assert sorted({one.cell.learning_rate for one in results.read_all(tmp_path).values()}) == [
-        2e-7,
-        6e-7,
-        1.8e-6,
-    ]
+    rates = {one.cell.learning_rate for one in results.read_all(tmp_path).values()}
+    assert rates == {2e-7, 6e-7, 1.8e-6}
 
 
 def test_there_is_no_winner_before_all_trials_have_ended() -> None:
@@ -174,14 +172,8 @@ def test_progress_counts_example_forwards_and_not_cells(tmp_path: Path) -> None:
     seen = run(Study(title="", command="", entries=entries), tmp_path)
     assert [one.done for one in seen] == [study.work(BASE), study.work(BASE) + study.work(large)]
     assert seen[0].total == seen[1].done
-    later = run(
-        Study(
-            title="",
-            command="",
-            entries=(*entries, StudyEntry(part="", cell=BASE.model_copy(update={"seed": 5}))),
-        ),
-        tmp_path,
-    )
+    more = (*entries, StudyEntry(part="", cell=BASE.model_copy(update={"seed": 5})))
+    later = run(Study(title="", command="", entries=more), tmp_path)
     assert [(one.done - one.fresh, one.fresh) for one in later] == [(seen[1].done, study.work(BASE))]
 
 
@@ -195,9 +187,8 @@ def test_a_study_is_described_in_its_folder(tmp_path: Path) -> None:
 def test_a_folder_without_a_study_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / study.PLAN).write_text(text)
-    with pytest.raises(UserError) as raised:
+    with refused(Code.RESULTS_UNUSABLE):
         Study.load(tmp_path)
-    assert raised.value.code == Code.RESULTS_UNUSABLE
 
 
 def test_an_entry_whose_tuning_is_not_there_is_refused() -> None:

@@ -140,16 +140,6 @@ async def test_senders_that_meet_do_not_mix_their_frames(wire):
     await other.close()
 
 
-async def test_inbound_streams_beyond_the_limit_are_closed_at_once(wire, monkeypatch):
-    monkeypatch.setattr(streams, "MAX_INBOUND_STREAMS", 1)
-    board = Board()
-    first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
-    await board.served.get()
-    await assert_refused(board.accept_link)
-    await board.hang_up()
-    await first
-
-
 async def assert_refused(accept):
     """Assert that a stream of CALLER is closed without a word, and that no handler sees it."""
     ends, far = await pair()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.preparing.table import DataTable, number, read_table
+from sfnode.preparing.table_contents import DataTable, number, read_table
 from sfnode.tasks.row_files import NOT_UTF_8
 from tests.refusals import refused
 

@@ -7,7 +7,6 @@ import errno
 import random
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
-from sfnode.store import rows, tables
+from sfnode.store import database, segment_table
 from sfnode.store.log import LOOSE_ROWS, CutRecord, UpdateLog
-from sfnode.store.records import UNSIGNED
+from sfnode.store.segment_encoding import UNSIGNED
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars
@@ -28,12 +27,6 @@ from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.refusals import refused
 from tests.store.helpers import RUN_ID, Author, unpacked
 from tests.store.test_log import from_step, histories
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[UpdateLog]:
-    with UpdateLog.open(tmp_path / "updates.sqlite", RUN_ID) as log:
-        yield log
 
 
 def base_of(author: Author, step: int) -> Base:
@@ -224,7 +217,7 @@ def test_whatever_is_replaced_no_row_is_longer_than_a_message(
     with (
         TemporaryDirectory() as folder,
         UpdateLog.open(Path(folder) / "log.sqlite", RUN_ID) as log,
-        patch.object(rows, "most_updates", lambda _: most),
+        patch.object(segment_table, "most_updates", lambda _: most),
     ):
         branch, stop = 0, base
         if base:
@@ -284,7 +277,7 @@ def test_reads_while_rows_are_let_go_are_right_or_find_nothing(log: UpdateLog) -
 def test_a_log_without_room_for_bases_begins_as_before(log: UpdateLog) -> None:
     author = grown(log, 1, 20, random.Random(8))
     with (
-        patch.object(tables, "keep_bases", side_effect=OSError(errno.ENOSPC, "full")),
+        patch.object(database, "keep_bases", side_effect=OSError(errno.ENOSPC, "full")),
         pytest.raises(UserError),
     ):
         log.rebase([base_of(author, 20)])

@@ -1,5 +1,5 @@
 """Opens and creates the SQLite file of the update log, and reads and writes all its tables except the table
-of segments (`rows`).
+of segments (`segment_table`).
 
 Segments are stored in order of arrival, with an index on (feed, step). If they were clustered by feed
 instead, an append to N feeds would change N pages and not a few, and SQLite writes each changed page to the
@@ -21,7 +21,7 @@ from typing import Any
 from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.store.disk_errors import corrupt, private, unusable
-from sfnode.store.records import CardRecord, CutRecord
+from sfnode.store.segment_encoding import CardRecord, CutRecord
 from sfprotocol import decisions
 from sfprotocol.checkpoints import Base
 from sfprotocol.events import KeepControl

@@ -16,8 +16,17 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from sfnode.store import records
 from sfnode.store.known_feeds import StoredFeed, check_epochs, fresh
+from sfnode.store.segment_encoding import (
+    PACKED_UPDATES,
+    SMALL_UPDATES,
+    UNSIGNED,
+    Record,
+    decode,
+    encode,
+    join,
+    packs,
+)
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Segment
 from sfprotocol.segments import first_updates, merge, most_updates, size_of, without_front
@@ -61,11 +70,11 @@ def span(db: sqlite3.Connection, state: StoredFeed, first: int, stop: int) -> It
     return _decoded(state, db.execute(_SPAN, (state.number, first, stop)))
 
 
-def backwards(db: sqlite3.Connection, state: StoredFeed, step: int) -> Generator[records.Record, None, None]:
+def backwards(db: sqlite3.Connection, state: StoredFeed, step: int) -> Generator[Record, None, None]:
     """Yield the rows of a feed that begin before `step`, the last one first."""
     with closing(db.execute(_BEFORE, (state.number, step))) as cursor:
         for first, body in cursor:
-            yield records.decode(state.feed, state.key, first, body)
+            yield decode(state.feed, state.key, first, body)
 
 
 def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, Segment]:
@@ -78,7 +87,7 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
     before = backwards(db, state, step + 1)
     at = next(before, None)
     if at is None:
-        return state.base.chain, Segment(state.key, step, (), records.UNSIGNED)
+        return state.base.chain, Segment(state.key, step, (), UNSIGNED)
     segment, chain, joined = at.segment, at.chain, False
     if step < segment.stop:
         ahead = next(before, None)
@@ -86,16 +95,16 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
             segment = without_front(segment, max(segment.first, state.base.step))
         chain = ahead.chain if ahead else state.base.chain
         chain = extend(chain, first_updates(segment.parts, step - segment.first))
-        if joined := segment.signature == records.UNSIGNED:
-            segment = records.join(since(db, state, step), step, segment.stop - step + 1)
+        if joined := segment.signature == UNSIGNED:
+            segment = join(since(db, state, step), step, segment.stop - step + 1)
     rest = without_front(segment, step)
     fits = not joined or rest.count <= most_updates(rest.parts)
-    return chain, rest if fits else replace(rest, parts=(), signature=records.UNSIGNED)
+    return chain, rest if fits else replace(rest, parts=(), signature=UNSIGNED)
 
 
 def insert(db: sqlite3.Connection, state: StoredFeed, segment: Segment, chain: bytes) -> None:
     """Add a row that stores `segment`. `chain` is the chain head after the segment."""
-    db.execute(_INSERT, (state.number, segment.first, records.encode(segment, chain)))
+    db.execute(_INSERT, (state.number, segment.first, encode(segment, chain)))
 
 
 def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> Segment:
@@ -117,17 +126,17 @@ def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> S
         return replace(segment, first=first, parts=merge([*front, *segment.parts]))
     chain, _ = past(db, state, segment.first)
     db.execute(_DROP, (state.number, first))
-    insert(db, state, replace(before.segment, parts=front, signature=records.UNSIGNED), chain)
+    insert(db, state, replace(before.segment, parts=front, signature=UNSIGNED), chain)
     return segment
 
 
 def pack(db: sqlite3.Connection, state: StoredFeed) -> None:
     """Join the small rows at the end of a feed into fewer, larger rows."""
-    for group in records.packs(_small_rows_at_end(db, state)):
+    for group in packs(_small_rows_at_end(db, state)):
         if len(group) == 1:
             continue
         first, final = group[0].segment.first, group[-1]
-        joined = records.join((record.segment for record in group), first, records.PACKED_UPDATES)
+        joined = join((record.segment for record in group), first, PACKED_UPDATES)
         db.execute(
             "DELETE FROM segment WHERE feed = ? AND first BETWEEN ? AND ?",
             (state.number, first, final.segment.first),
@@ -135,13 +144,10 @@ def pack(db: sqlite3.Connection, state: StoredFeed) -> None:
         insert(db, state, joined, final.chain)
 
 
-def _small_rows_at_end(db: sqlite3.Connection, state: StoredFeed) -> list[records.Record]:
-    found: list[records.Record] = []
+def _small_rows_at_end(db: sqlite3.Connection, state: StoredFeed) -> list[Record]:
+    found: list[Record] = []
     for record in backwards(db, state, 1 << 62):
-        if (
-            size_of(record.segment.parts) >= records.SMALL_UPDATES
-            or record.segment.signature == records.UNSIGNED
-        ):
+        if size_of(record.segment.parts) >= SMALL_UPDATES or record.segment.signature == UNSIGNED:
             break
         found.append(record)
     return found[::-1]
@@ -164,4 +170,4 @@ def rebase(db: sqlite3.Connection, run_id: bytes, state: StoredFeed, base: Base)
 
 
 def _decoded(state: StoredFeed, rows: Iterable[tuple[int, bytes]]) -> Iterator[Segment]:
-    return (records.decode(state.feed, state.key, *row).segment for row in rows)
+    return (decode(state.feed, state.key, *row).segment for row in rows)
