@@ -196,6 +196,10 @@ def _owner_routes(node: RunningNode) -> list[web.RouteDef]:
     """Return the routes with which the owner controls the node."""
 
     def pause(seconds: Seconds = None) -> BaseModel:
+        if node.settings.role == "relay":
+            raise UserError(
+                Code.BAD_OPTION, "a relay computes nothing that could pause", "End it with `sfnode leave`."
+            )
         node.limiter.pause(seconds)
         return node.status()
 

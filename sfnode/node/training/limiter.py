@@ -139,11 +139,8 @@ class ResourceLimiter:
     # -- what the owner asks for -------------------------------------------------------------------
 
     def pause(self, seconds: float | None) -> None:
-        """Pause for `seconds` seconds; None means until `resume`. Raises UserError BAD_OPTION for a relay."""
-        if self._scheduler is None:
-            raise UserError(
-                Code.BAD_OPTION, "a relay computes nothing that could pause", "End it with `sfnode leave`."
-            )
+        """Pause for `seconds` seconds; None means until `resume`. A node whose engine has not started pauses
+        from its first step on."""
         self._paused_until = math.inf if seconds is None else self._clock() + seconds
         self._settle()
 

@@ -22,6 +22,7 @@ from sfnode.node import readiness
 from sfnode.node.disk_wait import DiskWait
 from sfnode.node.training import limiter
 from sfnode.node.training.limiter import asked_text
+from sfnode.node.training.model import LocalModel
 from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
 from sfnode.resources.pauses import BURST, Readings
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
@@ -95,7 +96,6 @@ async def test_a_paused_node_forwards_the_updates_of_others_and_resumes_where_it
     await b.until(lambda: made(b) > own + 20)
     assert not b.engine.aside
     feed = b.machine.own
-    assert feed is not None
     said = b.machine.frontier.next(feed)
     await c.until(lambda: c.machine.frontier.next(feed) >= said)
 
@@ -182,6 +182,20 @@ async def test_pausing_and_resuming_at_once_loses_no_step(swarm: Swarm) -> None:
         await a.until(lambda known=known: a.known > known)  # type: ignore[misc]
     with swarm.log("a") as log:
         assert len(log.tails()) == 1
+
+
+async def test_a_node_that_waits_for_its_history_can_be_paused(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = LocalModel.start
+    monkeypatch.setattr(
+        LocalModel, "start", lambda model: asyncio.get_running_loop().call_later(0.2, start, model)
+    )
+    a = await swarm.first()
+    assert a.node.model.scheduler is None
+    a.node.limiter.pause(None)
+    await eventually(lambda: a.node.status().state == "paused")
+    assert await steady(a) == 0
 
 
 async def test_a_relay_cannot_pause_but_may_have_limits(swarm: Swarm) -> None:
