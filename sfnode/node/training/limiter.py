@@ -325,8 +325,8 @@ class ResourceLimiter:
             readings = self._readings._replace(day_bytes=self._traffic.today(self._carried()))
             found = pause_reasons(self.limits, readings, {reason.limit for reason in self.reasons})
         if self._scheduler is None:
-            return [reason for reason in found if reason.limit == "mb_per_day"]
-        if problem := self._disk.problem:
+            found = [reason for reason in found if reason.limit == "mb_per_day"]
+        elif problem := self._disk.problem:
             found = [PauseReason(DISK, f"disk: {problem.what}"), *found]
         left = self._paused_until - self._clock()
         return [PauseReason(None, asked_text(left)), *found] if left > 0 else found

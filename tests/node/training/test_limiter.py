@@ -187,13 +187,11 @@ async def test_pausing_and_resuming_at_once_loses_no_step(swarm: Swarm) -> None:
 async def test_a_node_that_waits_for_its_history_can_be_paused(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = LocalModel.start
-    monkeypatch.setattr(
-        LocalModel, "start", lambda model: asyncio.get_running_loop().call_later(0.2, start, model)
-    )
-    a = await swarm.first()
-    assert a.node.model.scheduler is None
-    a.node.limiter.pause(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalModel, "start", lambda _: None)
+        a = await swarm.first()
+        assert (await a.client.pause()).pauses == ["asked for"]
+    a.node.model.start()
     await eventually(lambda: a.node.status().state == "paused")
     assert await steady(a) == 0
 
